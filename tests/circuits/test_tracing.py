@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.circuits.tracing import Trace
+from conewise.circuits.tracing import Trace, noisy
 from conewise.errors import MissingSiteError, SiteError, SweepError
-from conewise.runs.fillings import find_embedding, noisy
+from conewise.runs.inputs import find_embedding
 from tests.sweeps.tiny import LAYERS, LENGTH, Change, logits, prompts, tiny, value
 
 SUBJECT, SAMPLES, ANSWER = (1, 2), 3, 5

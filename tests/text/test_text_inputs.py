@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import conewise as cw
+from conewise.circuits.tracing import noisy
 from conewise.errors import PromptError, SweepError
 from conewise.model import Model
-from conewise.runs.fillings import noisy
 from tests.text.plain import logits, tiny, token, tokens
 
 CLEAN = "When Mary and John went to the store, John gave a drink to"

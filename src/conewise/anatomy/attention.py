@@ -121,7 +121,7 @@ def softmaxed_products(wiring: Wiring) -> Iterator[tuple[Record, str, Record, Re
 
 
 def _is_over_last(wiring: Wiring, softmax: Record) -> bool:
-    """Whether a softmax is over the last dimension: over keys."""
+    """True if a softmax is over the last dimension: over keys."""
     shape = wiring.shape(softmax.name) or ()
     dim = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
     return dim in {-1, len(shape) - 1}
@@ -242,7 +242,7 @@ def _product_sizes(wiring: Wiring, product: Record) -> tuple[list[Size], list[Si
 
 
 def _is_triangular(wiring: Wiring, name: str) -> bool:
-    """Whether what masks the scores is a triangle: cut to one, or stored as one."""
+    """True if what masks the scores is a triangle: cut to one, or stored as one."""
     queue, seen = [name], {name}
     stored = wiring.program.source_values
     while queue:
@@ -412,7 +412,7 @@ def _first_activation(
 
 
 def _packs_positions(view: View) -> bool:
-    """Whether positions share a dimension, which only values flattened for a projection do."""
+    """True if positions share a dimension, which only values flattened for a projection do."""
     return any("pos" in packed and len(packed) > 1 for packed in view.packing)
 
 

@@ -97,7 +97,7 @@ def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes 
 
 
 def _may_be_fixed_batch(wiring: Wiring, length: Size) -> bool:
-    """Whether a dimension may be a batch of fixed size and nothing else: it is as long as the inputs are."""
+    """True if a dimension may be a batch of fixed size and nothing else: it is as long as the inputs are."""
     leading = {leaf.shape[0] for leaf in wiring.program.inputs if len(leaf.shape) > 1}
     return length == 1 or length in leading or not leading
 

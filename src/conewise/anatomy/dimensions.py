@@ -58,7 +58,7 @@ class _Axis:
 
     @property
     def is_square(self) -> bool:
-        """Whether an input has it twice."""
+        """True if an input has it twice."""
         return len(dict(self.dims)) < len(self.dims)
 
 
@@ -287,7 +287,7 @@ def _rival(
 
 
 def _says_sequence_first(program: Program, module: Any) -> bool:
-    """Whether the module itself says so: torch's layers that take a batch know whether it comes first."""
+    """True if the module itself says so: torch's layers that take a batch know whether it comes first."""
     attentions = [one for one in module.modules() if isinstance(one, torch.nn.MultiheadAttention)]
     if attentions and not any(one.batch_first for one in attentions):
         return True
@@ -296,7 +296,7 @@ def _says_sequence_first(program: Program, module: Any) -> bool:
 
 
 def _runs_along_rows(program: Program) -> bool:
-    """Whether all inputs are [pos, feature], and a recurrent layer runs along them as one sequence."""
+    """True if all inputs are [pos, feature], and a recurrent layer runs along them as one sequence."""
     if any(len(leaf.shape) != 2 or not leaf.dtype.is_floating_point for leaf in program.inputs):
         return False
     for record in program.records:
@@ -332,7 +332,7 @@ def _with_positions(
 def _is_independent(
     program: Program, axis: _Axis, example: Mapping[str, torch.Tensor], beside: str = ""
 ) -> bool:
-    """Whether entries along a size have no influence on each other, in every output: tried on the example.
+    """True if entries along a size have no influence on each other, in every output: tried on the example.
 
     A size without a symbol is looked for in dimension 0 of the outputs; with `beside`, in any that is as long
     and does not vary with that symbol.
@@ -381,7 +381,7 @@ def _dims_along(shape: tuple[Size, ...] | None, fixed: int, axis: _Axis, beside:
 def _others_are_equal(
     before: torch.Tensor, after: torch.Tensor, dims: Sequence[int] | None, entry: int
 ) -> bool:
-    """Whether along one of the dimensions just one entry differs; without any, whether nothing does."""
+    """True if along one of the dimensions just one entry differs; without any, if nothing does."""
     if dims is None or before.shape != after.shape:
         return False
     if not dims:

@@ -245,14 +245,14 @@ class Outputs:
         return placement is not None and self._position(name, placement) is not None
 
     def has_last(self, name: str) -> bool:
-        """Whether the last position can be read off an output without the others."""
+        """True if the last position can be read off an output without the others."""
         placement = self._pos.of(name)
         rest = len(self._shapes.get(name) or ()) - 1
         shares = placement is not None and not is_equal(placement.outer, 1)
         return placement is not None and (rest > 1 or (shares and rest == 1))
 
     def ends_in_tokens(self, name: str) -> bool:
-        """Whether the last dimension of an output is what a token is picked from, and not positions."""
+        """True if the last dimension of an output is what a token is picked from, and not positions."""
         shape = self._shapes.get(name) or ()
         placement = self._placement_of(name)
         if placement is None:

@@ -40,17 +40,17 @@ from conewise.program.sizes import Size
 
 
 def is_elementwise(record: Record) -> bool:
-    """Whether each element of the value is made of the elements in its place alone."""
+    """True if each element of the value is made of the elements in its place alone."""
     return record.op in ELEMENTWISE or torch.Tag.pointwise in getattr(record.target, "tags", ())
 
 
 def is_light(record: Record) -> bool:
-    """Whether the record is part of a norm, a scaling, a cast or a rearrangement: it mixes no weight in."""
+    """True if the record is part of a norm, a scaling, a cast or a rearrangement: it mixes no weight in."""
     return is_elementwise(record) or record.op in REARRANGEMENTS | NORMS | STATISTICS
 
 
 def is_rearranging(record: Record) -> bool:
-    """Whether the record is light, or takes parts of values and puts them together again."""
+    """True if the record is light, or takes parts of values and puts them together again."""
     return is_light(record) or record.op in SELECTIONS | CONCATENATIONS | PADS | {"stack", "repeat"}
 
 
@@ -110,7 +110,7 @@ def _is_linear_map(wiring: Wiring, record: Record) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a branch computes each position by itself; `doubt` says why not, '' where it does.
+    """The finding about a branch: `doubt` says why it may not compute each position by itself; '' if it does.
 
     `is_routed`: it is handed to experts, each position by itself, by what a router chose for it.
     """
@@ -120,7 +120,7 @@ class Verdict:
 
 
 def by_position(wiring: Wiring, branch: Branch) -> Verdict:
-    """Whether the branch computes each position by itself, as far as its operations show."""
+    """True if the branch computes each position by itself, as far as its operations show."""
     if len(branch.entries) != 1 or branch.term in branch.entries:
         return Verdict("is no function of one value of the stream")
     entry = branch.entries[0]
@@ -150,7 +150,7 @@ def by_position(wiring: Wiring, branch: Branch) -> Verdict:
 
 
 def has_features_last(wiring: Wiring, branch: Branch) -> bool | None:
-    """Whether the last dimension of the stream holds its features, by the first norm or projection.
+    """True if the last dimension of the stream holds its features, by the first norm or projection.
 
     None where there is none before the axes are lost.
     """
@@ -177,7 +177,7 @@ def _entered(wiring: Wiring, entry: str) -> dict[str, Axes]:
 
 
 def _is_dispatched(wiring: Wiring, record: Record) -> bool:
-    """Whether the record may hand rows to experts, compute there, or put them back."""
+    """True if the record may hand rows to experts, compute there, or put them back."""
     if record.op in COUNTS | {"sort", "argsort", "cumsum", "item"}:
         given = wiring.records.get(wiring.operands(record)[0])
         is_count = given is not None and given.op in COUNTS | CASTS | {"sum"}
@@ -193,7 +193,7 @@ def _is_dispatched(wiring: Wiring, record: Record) -> bool:
 
 
 def _is_over_last(wiring: Wiring, record: Record) -> bool:
-    """Whether a norm or a reduction is over the last dimension alone."""
+    """True if a norm or a reduction is over the last dimension alone."""
     shape = wiring.shape(wiring.operands(record)[0]) or ()
     if record.op in NORMS:
         return len(record.args[1]) == 1
@@ -202,7 +202,7 @@ def _is_over_last(wiring: Wiring, record: Record) -> bool:
 
 
 def _has_rows(shape: Sequence[Size] | None, stream: Sequence[Size]) -> bool:
-    """Whether a value may hold something else for each row of the stream."""
+    """True if a value may hold something else for each row of the stream."""
     return shape is None or (
         len(shape) >= len(stream) - 1 and all(size != 1 for size in shape[: len(stream) - 1])
     )

@@ -27,11 +27,11 @@ class LayerNumber:
     is_ambiguous: bool = False
 
     def is_of(self, call: ModuleCall) -> bool:
-        """Whether the call is that of the numbered module itself."""
+        """True if the call is that of the numbered module itself."""
         return self.number is not None and call.path == f"{self.path}.{self.number}".removeprefix(".")
 
     def holds(self, call: ModuleCall) -> bool | None:
-        """Whether a module belongs to the layer, by the numbers in its path; None where there are none."""
+        """True if a module belongs to the layer, by the numbers in its path; None where there are none."""
         if self.number is None:
             return None
         front = f"{self.path}." if self.path else ""
@@ -152,7 +152,7 @@ class Stream:
         return None
 
     def _is_inside(self, one: Addition, other: Addition) -> bool:
-        """Whether `one` is a step within a term of `other`."""
+        """True if `one` is a step within a term of `other`."""
         return one.total != other.total and any(
             one.total in self._above(term, frozenset({other.source})) for term in other.terms
         )
@@ -174,7 +174,7 @@ class Stream:
         return tuple(name for name in self.sums if not self.is_step(name))
 
     def is_step(self, name: str) -> bool:
-        """Whether a value is a sum that only another sum reads."""
+        """True if a value is a sum that only another sum reads."""
         readers = self.wiring.readers.get(name, ())
         return (
             name in self.sums
@@ -224,7 +224,7 @@ class Stream:
         return stops.pop() if len(stops) == 1 else None
 
     def _is_branch_of(self, source: str, term: str) -> bool:
-        """Whether `term` is made of `source` by more than norms, scaling and rearrangement."""
+        """True if `term` is made of `source` by more than norms, scaling and rearrangement."""
         between = self.wiring.cone(source, self.members) & self._above(term, frozenset({source}))
         return any(not is_rearranging(self.wiring.records[name]) for name in between)
 
@@ -253,7 +253,7 @@ def summed(wiring: Wiring, record: Record) -> tuple[str, str] | None:
 
 
 def are_alike(one: tuple[Size, ...] | None, other: tuple[Size, ...] | None) -> bool:
-    """Whether values of these shapes have the same elements, rearranged at most.
+    """True if values of these shapes have the same elements, rearranged at most.
 
     Sizes that vary need not be written alike: a sum of two of them takes them for equal.
     """

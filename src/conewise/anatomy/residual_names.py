@@ -219,7 +219,7 @@ class Naming:
             found.append(behind[0])
 
     def _belongs(self, addition: Addition) -> bool | None:
-        """Whether an addition is of this layer; None where nothing says so."""
+        """True if an addition is of this layer; None where nothing says so."""
         records = [record for term in addition.terms for record in self._above(term, addition).records]
         if any(record.name in self._others for record in records):
             return False
@@ -251,7 +251,7 @@ class Naming:
         return ""
 
     def _is_beside(self, addition: Addition) -> bool:
-        """Whether an addition holds no attention of another layer."""
+        """True if an addition holds no attention of another layer."""
         records = [record for term in addition.terms for record in self._above(term, addition).records]
         return not any(record.name in self._others for record in records)
 
@@ -320,7 +320,7 @@ class Naming:
         return record is None or record.dtype is None or record.dtype.is_floating_point
 
     def _find_features(self) -> bool:
-        """Whether the stream's features are known to lie last: attention shows it, and nothing denies it."""
+        """True if the stream's features are known to lie last: attention shows it, and nothing denies it."""
         shown = [(p.kind, has_features_last(self._wiring, self._branch(p.node))) for p in self._all_terms()]
         return ("attention", True) in shown and all(is_last is not False for _, is_last in shown)
 
@@ -499,7 +499,7 @@ def _number(layers: Sequence[Layer], numbered: Sequence[LayerNumber]) -> None:
 
 
 def _is_cross(everything: Stream, attention: Attention) -> bool:
-    """Whether keys come from another stack than queries: from outside of the attention's layer."""
+    """True if keys come from another stack than queries: from outside of the attention's layer."""
     query, key = attention.query_source, attention.key_source
     if query is None or key is None or query == key:
         return False

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from conewise.arguments import shown_bytes
 from conewise.attributing.approximation import Approximation, Later
 from conewise.attributing.pieces import (
@@ -28,7 +30,6 @@ from conewise.jobs.store import Request
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import joined
 from conewise.status import Phases
 from conewise.sweeps.execution.growth import SMALL, watching
 from conewise.sweeps.execution.reading import PHASES, SweepLedger
@@ -106,8 +107,8 @@ class AttributionJob(Job[Approximation]):
         values = [run.values(number).transpose(0, 1) for number in range(self.batches)]
         bases = [one.base for one in run.batches if one.base is not None]
         sources = [one.source for one in run.batches if one.source is not None]
-        per_prompt, base_rows = joined(values), joined(bases)
-        source_rows = joined(sources) if len(sources) == len(bases) else None
+        per_prompt, base_rows = torch.cat(values, dim=-1), torch.cat(bases, dim=-1)
+        source_rows = torch.cat(sources, dim=-1) if len(sources) == len(bases) else None
         identified = lazy_provenance(sweep.model, sweep.spec, sweep._given, self.weights.whole)
         said_of = asked.said
         return Approximation(

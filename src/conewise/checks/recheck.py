@@ -25,18 +25,16 @@ from conewise.errors import SweepError, UnhookedWarning
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.export import tensor_leaves
 from conewise.program.tensors import (
+    SPLIT,
+    TF32,
     Tensor,
     cell_tolerance,
     computing,
     largest_difference,
     multiplying,
-    precision_tolerance,
-    same_bits,
-    wants_reference,
 )
-from conewise.program.walk import Interpreter
+from conewise.program.walk import Interpreter, bitwise_same
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import joined, stacked
 from conewise.runs.interventions import Intervention
 from conewise.runs.metrics import Metric, at_run, measured, measured_whole
 from conewise.runs.reading import Reading
@@ -122,6 +120,9 @@ class CellCheck:
 CAN_FAIL = 1e-3
 """Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""
 
+TF32_TOLERANCE = 1e-2
+"""The error allowed in a cell where TF32 keeps 10 bits of a factor."""
+
 FLOAT32_MULTIPLE = 4
 """The error of products in parts that is allowed, as a factor of the module's own error.
 
@@ -179,8 +180,8 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
     if is_serial and module.is_exact:
         return _compared(result, module, check, 0.0)
     _, dtype = device_and_dtype(rerun.model.program)
-    rounding = precision_tolerance(rerun.precision, cell_tolerance(dtype))
-    if rounding <= CAN_FAIL and not wants_reference(rerun.precision):
+    rounding = max(cell_tolerance(dtype), TF32_TOLERANCE if rerun.precision == TF32 else 0.0)
+    if rounding <= CAN_FAIL and rerun.precision != SPLIT:
         return _compared(result, module, check, rounding)
     try:
         reference = reference_of(rerun.model.module, dtype)
@@ -256,11 +257,14 @@ def _differences(result: Numbers, witness: Witness, others: Witness) -> Iterator
     """(metric, difference) of each cell and of the base; `others` ran the cells that `witness` did not."""
     for metric in range(len(result.table)):
         for number in others.cells:
-            found = joined((witness if number in witness.cells else others).cells[number])[metric]
+            found = torch.cat((witness if number in witness.cells else others).cells[number], dim=-1)[metric]
             yield metric, largest_difference(found, result.per_prompt[metric, number])
             yield metric, largest_difference(found.mean(), result.table[metric, number])
         if result.base_per_prompt is not None and len(witness.base) == len(witness.hooks):
-            yield metric, largest_difference(joined(witness.base)[metric], result.base_per_prompt[metric])
+            yield (
+                metric,
+                largest_difference(torch.cat(witness.base, dim=-1)[metric], result.base_per_prompt[metric]),
+            )
 
 
 def _scale(result: Numbers, metric: int) -> float:
@@ -356,7 +360,7 @@ class Witness:
         self.hooks.append(hooks)
         if self._reference is None or module is None:
             theirs, ours = tensor_leaves(plain), tensor_leaves(_unpatched(base).outputs)
-            self.is_exact &= len(theirs) == len(ours) and all(map(same_bits, theirs, ours))
+            self.is_exact &= len(theirs) == len(ours) and all(map(bitwise_same, theirs, ours))
         else:
             true = self._of_module(batch, plain)
             # Computed again: those of all batches would not fit into memory.
@@ -508,7 +512,7 @@ class Witness:
                     metric = at_run(metric, batch.base.model, batch.base.inputs, node)  # noqa: PLW2901
                     stack = self._read.arranged(node, target(node), 1, prompts)
                     found.append(measured(metric, stack)[0])
-        return stacked(found)
+        return torch.stack(found)
 
 
 def _entry(node: str) -> str:

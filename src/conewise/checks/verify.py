@@ -22,9 +22,8 @@ from conewise.program.tensors import (
     is_half,
     largest_difference,
     row_tolerance,
-    same_bits,
-    zeros_like,
 )
+from conewise.program.walk import bitwise_same
 from conewise.runs.captured import Captured
 from conewise.runs.run import baseline
 from conewise.templates import heading, verdict
@@ -301,11 +300,11 @@ def verify(model: Captured, *, seed: int, samples: int) -> Verification:
         outputs = len(theirs)
         if len(ours) != len(theirs):
             differences.append(math.inf)
-        elif not all(map(same_bits, ours, theirs)):
+        elif not all(map(bitwise_same, ours, theirs)):
             differences += [
                 max(largest_difference(one, other), SMALLEST)
                 for one, other in zip(ours, theirs, strict=True)
-                if not same_bits(one, other)
+                if not bitwise_same(one, other)
             ]
             excesses += _excesses(ours, theirs, precise.outputs(call, theirs))
         if batch is not None and batch > 1:
@@ -340,13 +339,13 @@ def _excesses(
     Without one, which float64 has not, 100 machine epsilons of the largest output are allowed.
     """
     for index, (one, own) in enumerate(zip(ours, theirs, strict=True)):
-        if same_bits(one, own):
+        if bitwise_same(one, own):
             continue
         if not own.is_floating_point() or (precise is None and own.dtype.itemsize < 8):
             yield math.inf
             continue
         true = own if precise is None else precise[index]
-        scale = max(largest_difference(true, zeros_like(true)), SMALLEST)
+        scale = max(largest_difference(true, torch.zeros_like(true)), SMALLEST)
         allowed = row_tolerance(own) * scale
         if precise is not None:
             allowed = allowed_error(largest_difference(own, true), own.dtype, scale)
@@ -379,7 +378,7 @@ def _row_deviations(
             if single.ndim < 2 or single.shape[1] != length:
                 continue
             ours = ours[:, :length]
-        scale = max(largest_difference(ours, zeros_like(ours)), SMALLEST)
+        scale = max(largest_difference(ours, torch.zeros_like(ours)), SMALLEST)
         if true is not None:
             allowed = allowed_error(largest_difference(own[index], true[index]), whole.dtype, scale)
             yield largest_difference(ours, true[index]) / scale, allowed / scale

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
 
 from conewise.anatomy.padding import shown_positions
 from conewise.anatomy.places import Place
@@ -21,25 +24,15 @@ from conewise.arguments import as_bytes, checked
 from conewise.checks.recheck import CellCheck
 from conewise.errors import BudgetError, PromptError, SweepError, describe
 from conewise.jobs.runnable import How, Runnable
-from conewise.program.records import SIZES
+from conewise.program.records import SIZES, Program
 from conewise.program.tensors import Tensor
 from conewise.program.walk import run_sources
 from conewise.reactive.world import World
 from conewise.report.story import Story, write_story
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import (
-    Embedding,
-    find_embedding,
-    groups,
-    noisy,
-    repeated_inputs,
-    repeated_part,
-    repeated_rows,
-    sampled,
-)
-from conewise.runs.inputs import expect_tokenizer, is_text
-from conewise.runs.interventions import Intervention
-from conewise.runs.metrics import Metric, as_metric, last_logits, prob
+from conewise.runs.inputs import Embedding, expect_tokenizer, find_embedding, is_text
+from conewise.runs.interventions import Intervention, noise_of
+from conewise.runs.metrics import Metric, as_metric, expect_prompts, last_logits, prob
 from conewise.runs.reading import Reading, RunWorld
 from conewise.runs.run import Run, baseline
 from conewise.sweeps.batches import base_story
@@ -229,7 +222,7 @@ class CausalTrace(Runnable[Trace]):
             sizes = [max(1, min(size, max_memory // (2 * of_one))), 1]
         prompts = clean.inputs[corruption.embedding.input].shape[0]
         for size in sizes:
-            corrupted = Corrupted(corruption, groups(n, size))
+            corrupted = Corrupted(corruption, [range(n)[at : at + size] for at in range(0, n, size)])
             sweep = Sweep(
                 model,
                 [cell.places for cell in self._spread.cells],
@@ -258,7 +251,7 @@ class CausalTrace(Runnable[Trace]):
             result,
             spreads=(self._spread,),
             source=known.mean(-1),
-            source_per_prompt=repeated_rows(known, self.n),
+            source_per_prompt=known.repeat(1, self.n),
             story=self.story,
         )
         return Trace(result, self.corruption.subject, self.corruption.scale, self.n, self.window)
@@ -372,6 +365,68 @@ class Corrupted(Sequence[Any]):
         return self._corruption.of(self._numbers[place])
 
 
+def repeated_inputs(program: Program, inputs: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
+    """The inputs `times` times along the batch; what has no batch stays as it is."""
+    if times == 1:
+        return dict(inputs)
+    found = {}
+    for name, value in inputs.items():
+        times_along = [
+            times if str(size) in program.dimensions.batch else 1 for size in program.shapes[name] or ()
+        ]
+        found[name] = value.repeat(times_along) if times in times_along else value
+    return found
+
+
+def noisy(present: Tensor, scale: float, seed: int, samples: Sequence[int]) -> Tensor:
+    """`present` [sample·prompt, ...] with noise; a sample's depends on the seed and its own number alone."""
+    rows = present.shape[0] // len(samples)
+    drawn = [noise_of((rows, *present.shape[1:]), f"{seed}/{sample}") for sample in samples]
+    return present + (scale * torch.cat(drawn)).to(present.device, present.dtype)
+
+
+def sampled(metric: Metric, prompts: int) -> Metric:
+    """A metric of `prompts` prompts, as one of a batch in which each sample has all of these prompts."""
+    expect_prompts(metric, prompts, "the clean run")
+    compute: Callable[..., Tensor] = metric.compute
+
+    def of_stack(stack: Tensor) -> Tensor:
+        """Samples are worlds to the metric: [world, sample·prompt, ...] as [world·sample, prompt, ...]."""
+        worlds, rows = stack.shape[:2]
+        found = compute(stack.reshape(worlds * (rows // prompts), prompts, *stack.shape[2:]))
+        return found.reshape(worlds, rows) if found.numel() == worlds * rows else found
+
+    def of_outputs(outputs: Any) -> Tensor:
+        rows = _rows(outputs)
+        found = []
+        for start in range(0, rows, prompts):
+            own = tree_map(lambda leaf, s=start: _cut(leaf, rows, s, s + prompts), outputs)
+            one = torch.as_tensor(compute(own))
+            found.append(one.expand(prompts) if one.ndim == 0 else one)
+        return torch.cat(found)
+
+    shown, among = metric.shown, metric.among
+    return replace(
+        metric,
+        compute=of_outputs if metric.whole else of_stack,
+        prompts=None,
+        of_prompts=None,
+        among=None if among is None else lambda columns: sampled(among(columns), prompts),
+        shown=None if shown is None else lambda mask: sampled(shown(mask[:prompts]), prompts),
+    )
+
+
+def _rows(outputs: Any) -> int:
+    rows: list[int] = []
+    tree_map(lambda leaf: rows.append(leaf.shape[0]) if isinstance(leaf, torch.Tensor) else None, outputs)
+    return max(rows, default=1)
+
+
+def _cut(leaf: Any, rows: int, start: int, stop: int) -> Any:
+    is_batch = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == rows
+    return leaf[start:stop] if is_batch else leaf
+
+
 def _texts(inputs: object) -> tuple[str, ...]:
     """The texts that were given; none where inputs were."""
     if not is_text(inputs):
@@ -462,8 +517,8 @@ def _restored(clean: Run, prompts: int) -> Intervention:
     """Put back the clean value, in every sample."""
 
     def part(place: Place, base: Reading) -> Tensor:
-        rows = base.read(place).shape[0]
-        return repeated_part(clean[place], rows // prompts)
+        value: Tensor = clean[place]
+        return value.repeat(base.read(place).shape[0] // prompts, *[1] * (value.ndim - 1))
 
     return Intervention("clean", part, ("clean", clean), runs=(clean,))
 

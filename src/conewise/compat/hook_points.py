@@ -13,8 +13,8 @@ import torch
 from conewise.anatomy.places import as_place
 from conewise.anatomy.sites import Located
 from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
-from conewise.program.tensors import Tensor, computing, same_bits
-from conewise.program.walk import field_names
+from conewise.program.tensors import Tensor, computing
+from conewise.program.walk import bitwise_same, field_names
 from conewise.runs.gradients import Tape, node_of, shown_gradient
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
@@ -310,7 +310,7 @@ def hooked(run: Run, table: HookTable, changes: Mapping[str, Change]) -> Reading
         for place, change in sorted(edits, key=lambda edit: order[numbers[edit[0]]]):
             found, present = located[place], reading.read(place)
             changed = new_part(change, present.detach(), found, place)
-            if not same_bits(changed, present):
+            if not bitwise_same(changed, present):
                 value = _replaced(reading, found, present, changed.detach())
                 reading.world.patch(node_of(found), value)
     return reading

@@ -15,7 +15,7 @@ from conewise.errors import CaptureError
 from conewise.program.calls import Call
 from conewise.program.export import Exported, distinct, tensor_leaves
 from conewise.program.records import Program, Ref
-from conewise.program.tensors import largest_difference, zeros_like
+from conewise.program.tensors import largest_difference
 from conewise.program.walk import bitwise_same, output_names, run_sources, stream
 from conewise.reactive.graph import Graph
 
@@ -75,7 +75,8 @@ def compare(module: nn.Module, exported: Exported, graph: Graph) -> Fidelity:
             reasons += (FUSED,) if bitwise_same(ours, _outputs(module, program, call)) else ()
     pairs = zip(ours, theirs, strict=False)
     apart = [
-        (largest_difference(one, other), largest_difference(other, zeros_like(other))) for one, other in pairs
+        (largest_difference(one, other), largest_difference(other, torch.zeros_like(other)))
+        for one, other in pairs
     ]
     deviation = max((far for far, _ in apart), default=math.inf)
     scale = max((size for _, size in apart), default=0.0)
@@ -88,7 +89,7 @@ def _expect_repeatable(name: str, first: list[torch.Tensor], second: list[torch.
         if not one.dtype.is_floating_point or one.shape != other.shape:
             is_apart = not bitwise_same(one, other)
         else:
-            far, size = largest_difference(one, other), largest_difference(one, zeros_like(one))
+            far, size = largest_difference(one, other), largest_difference(one, torch.zeros_like(one))
             is_apart = far > size * math.sqrt(torch.finfo(one.dtype).eps)
         if is_apart:
             raise CaptureError(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from conewise.errors import Argument, SweepError
-from conewise.program.walk import bitwise_same
 
 Tensor = torch.Tensor
 
@@ -41,11 +40,6 @@ def recordable(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-def as_tensor(value: object) -> Tensor | None:
-    """`value` where it is a tensor; a parameter counts as one."""
-    return value if isinstance(value, torch.Tensor) else None
-
-
 def copy_of(value: Tensor) -> Tensor:
     """A copy that shares no memory with `value`, of the same strides."""
     return value.detach().clone()
@@ -58,32 +52,16 @@ def brought(value: Tensor, device: torch.device) -> Tensor:
     return value.pin_memory().to(device, non_blocking=True)
 
 
+def has_nan(value: Tensor) -> bool:
+    """True if there is a NaN in it."""
+    return bool(torch.isnan(value).any()) if value.is_floating_point() else False
+
+
 def writes_to(value: object) -> int:
     """The number of writes to a tensor's memory in place; 0 where torch does not count."""
     if not isinstance(value, torch.Tensor) or value.is_inference():
         return 0
     return value._version
-
-
-def zeros_like(part: Tensor) -> Tensor:
-    """Zeros in place of `part`."""
-    return torch.zeros_like(part)
-
-
-def full_like(part: Tensor, number: float) -> Tensor:
-    """One number everywhere in place of `part`."""
-    return torch.full_like(part, number)
-
-
-def index_columns(points: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Points of a matrix as rows and columns, to index by."""
-    rows, columns = torch.tensor(list(points), dtype=torch.long).reshape(-1, 2).unbind(1)
-    return rows, columns
-
-
-def nan_matrix(size: int, like: Tensor) -> Tensor:
-    """A square of NaN, of the dtype of another tensor."""
-    return like.new_full((size, size), math.nan)
 
 
 def mean_of(value: Tensor, axes: Sequence[str], shown: Tensor | None = None) -> Tensor:
@@ -107,11 +85,6 @@ def sum_of(value: Tensor, dims: list[int], shown: Tensor) -> tuple[Tensor, Tenso
     total = torch.where(shown, value, 0).sum(dims, keepdim=True, dtype=wide)
     sizes = [value.shape[dim] if dim in dims else shown.shape[dim] for dim in range(value.ndim)]
     return total, shown.expand(sizes).sum(dims, keepdim=True)
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors are equal bit for bit: NaN equal to NaN, 0 not to -0."""
-    return bitwise_same(one, other)
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
@@ -200,16 +173,6 @@ def multiplying(precision: str | None) -> Iterator[None]:
         except BaseException:  # interrupted: once more, for all that follows would be rounded otherwise
             torch.set_float32_matmul_precision(before)
             raise
-
-
-def precision_tolerance(precision: str | None, own: float) -> float:
-    """The error allowed in a cell: TF32 keeps 10 bits of a factor, parts keep all."""
-    return max(own, 1e-2) if precision == TF32 else own
-
-
-def wants_reference(precision: str | None) -> bool:
-    """True if cells are held against the module in a higher precision, however small the tolerance is."""
-    return precision == SPLIT
 
 
 @contextmanager

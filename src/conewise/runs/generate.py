@@ -19,7 +19,7 @@ from conewise.checks.hooking import Hook, HookedModule, hooks_on, reshaped
 from conewise.errors import CaptureError, ConewiseError, InputMismatchError, PatchError, describe
 from conewise.program.export import eager
 from conewise.program.records import Program, SizeRef
-from conewise.program.tensors import copy_of, zeros_like
+from conewise.program.tensors import copy_of
 from conewise.program.walk import run_sources, stream
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
@@ -470,7 +470,7 @@ def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
 def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
     """A function of what would have been there, or a tensor for the positions that the place names."""
     if isinstance(value, str) and value == "zero":
-        return zeros_like
+        return torch.zeros_like
     if isinstance(value, Intervention) and value.described[:1] == ("add",):
         return value.part(place, NO_RUN)
     if isinstance(value, Reading):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 
-from conewise.errors import InputMismatchError, MetricError, PromptError, describe
-from conewise.program.records import Program
+from conewise.errors import InputMismatchError, MetricError, MissingSiteError, PromptError, describe
+from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_apart, logit_diff, one_number, prob
 from conewise.text.tokens import AnswerReader, token_ids
@@ -17,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def is_text(given: object) -> TypeGuard[str | Sequence[str]]:
-    """Whether this is a text, or a list of texts: prompts as people write them."""
+    """True if this is a text, or a list of texts: prompts as people write them."""
     return isinstance(given, str) or (
         isinstance(given, list | tuple) and len(given) > 0 and all(isinstance(one, str) for one in given)
     )
@@ -118,6 +119,45 @@ def inputs_like(model: Captured, given: Any, what: str = "inputs") -> Mapping[st
             f"({{'input_ids': ...}}), and {describe(given)} is none of them."
         )
     return given
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The node that holds the embeddings of an input's tokens, and the table that they come from."""
+
+    node: str
+    input: str
+    table: Tensor
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the table's numbers."""
+        return float(self.table.detach().float().std())
+
+
+def find_embedding(program: Program) -> Embedding:
+    """The first look-up of the token ids in a table of embeddings.
+
+    Token ids are the input named `input_ids`, or else the first input of integers. Raises
+    MissingSiteError where they are not looked up in a table.
+    """
+    integers = [leaf.name for leaf in program.inputs if not leaf.dtype.is_floating_point]
+    named = [name for name in integers if name.rpartition(".")[2] == "input_ids"]
+    tables = program.source_values
+    for tokens in (named or integers)[:1]:
+        ids = {tokens}
+        for record in program.records:
+            first, second = (*record.args, None, None)[:2]
+            if record.op == "embedding" and isinstance(first, Ref) and first.name in tables:
+                if isinstance(second, Ref) and second.name in ids:
+                    return Embedding(record.name, tokens, tables[first.name])
+            elif record.op in TOKEN_KEEPING and isinstance(first, Ref) and first.name in ids:
+                ids.add(record.name)
+    raise MissingSiteError(
+        f"no embedding of tokens in {program.module_name}: its inputs are "
+        f"{', '.join(leaf.name for leaf in program.inputs)}, and no token ids among them are looked up in a "
+        "table. Make the corrupted run yourself: patch a fork of the clean one, and sweep with that as base."
+    )
 
 
 Tokens = Sequence[Sequence[int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conewise.anatomy.axes import resolved
+from conewise.anatomy.axes import Selection, resolved
 from conewise.anatomy.padding import hides_some, shown_entries, shown_rows
 from conewise.anatomy.places import Place, SourcedPlace
 from conewise.anatomy.sites import WHERE, Located
@@ -19,23 +20,9 @@ from conewise.arguments import NonNegative, checked
 from conewise.errors import NAN_OF_PADDING, PatchError, SweepError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
-from conewise.program.tensors import Tensor, copy_of, full_like, mean_of, zeros_like
+from conewise.program.tensors import Tensor, copy_of, has_nan, mean_of, sum_of
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import (
-    added,
-    averaged,
-    expect_dense,
-    first_blind,
-    has_nan,
-    is_tail,
-    noised,
-    resampled,
-    spread_out,
-    spread_over,
-    stacked,
-    where_shown,
-)
 from conewise.runs.inputs import inputs_like
 from conewise.runs.reading import Intervening, Reading
 from conewise.runs.run import baseline
@@ -140,7 +127,7 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
     if not isinstance(vector, Tensor):
         raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
-    expect_dense(vector, "the vector to add")
+    _expect_dense(vector, "the vector to add")
     if vector.is_complex():
         raise PatchError(
             f"the vector to add is {vector.dtype}, and its imaginary part would be lost; give a real one, "
@@ -149,12 +136,37 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     scale, vector = _as_scale(scale), copy_of(vector)
     return Intervention(
         f"add(scale={scale})",
-        lambda place, _: lambda present: added(present, vector, scale, str(place)),
+        lambda place, _: lambda present: _added(present, vector, scale, str(place)),
         ("add", scale, vector),
         is_function=True,
-        written=lambda parts_of, base, _: added(parts_of(base), vector, scale, "what is written"),
+        written=lambda parts_of, base, _: _added(parts_of(base), vector, scale, "what is written"),
         shift=vector,
         scale=scale,
+    )
+
+
+def _expect_dense(value: Tensor, what: str) -> None:
+    """Raise PatchError for a tensor without numbers of its own (device 'meta'), or in a sparse layout."""
+    if value.is_meta or value.layout is not torch.strided:
+        kind = "lies on the device 'meta', and has no numbers" if value.is_meta else f"is {value.layout}"
+        raise PatchError(f"{what} {kind}; give a dense tensor with values, `value.to_dense()`.")
+
+
+def _added(part: Tensor, vector: Tensor, scale: float, where: str) -> Tensor:
+    """`part` + scale · vector, the vector along the last axes of the part."""
+    if not _is_tail(vector.shape, part.shape):
+        raise PatchError(
+            f"the vector to add at {where} has shape {tuple(vector.shape)}, which is no tail of the part's "
+            f"shape {tuple(part.shape)}."
+        )
+    return part + scale * vector.to(part.device, part.dtype)
+
+
+def _is_tail(shape: Sequence[int], of: Sequence[int]) -> bool:
+    """True if a value of this shape stands for a part: it has its last axes, each as long or of length 1."""
+    behind = list(of)[max(len(of) - len(shape), 0) :]
+    return len(behind) == len(shape) and all(
+        one in (1, other) for one, other in zip(shape, behind, strict=True)
     )
 
 
@@ -175,7 +187,7 @@ def masked() -> Intervention:
 
 
 def _hidden(place: Place, base: Reading) -> Tensor:
-    return full_like(base.read(place), -math.inf)
+    return torch.full_like(base.read(place), -math.inf)
 
 
 def _expect_scores(place: Place, found: Located) -> None:
@@ -199,7 +211,7 @@ def _expect_other_keys(cells: Sequence[Sequence[Place]], base: Reading) -> None:
     for site, groups in sites.items():
         axes = base.model.locate(site).view.axes
         keys = axes.index("key_pos") if "key_pos" in axes else len(axes) - 1
-        blind = first_blind(base.read(site), axes, keys, [[place.part for place in own] for own in groups])
+        blind = _first_blind(base.read(site), axes, keys, [[place.part for place in own] for own in groups])
         if blind is not None:
             raise PatchError(
                 f"{' + '.join(map(str, groups[blind]))} hides all keys that a query sees, so that there is "
@@ -208,17 +220,52 @@ def _expect_other_keys(cells: Sequence[Sequence[Place]], base: Reading) -> None:
             )
 
 
+def _first_blind(
+    scores: Tensor, axes: Sequence[str], keys: int, groups: Sequence[Sequence[Selection]]
+) -> int | None:
+    """The first group of parts that together hide all keys that some query sees; None where none does.
+
+    A key is seen where its score is not as low as masks make it. `keys` is the dimension of the keys.
+    """
+    seen = scores > torch.finfo(scores.dtype).min / 2
+    sole = seen & (seen.sum(keys, keepdim=True) == 1)
+    flags = []
+    for parts in groups:
+        if len(parts) == 1 and isinstance(parts[0].get(axes[keys]), int):
+            flags.append(sole[resolved(axes, parts[0], scores.shape)].any())
+            continue
+        left = seen.clone()
+        for part in parts:
+            left[resolved(axes, part, scores.shape)] = False
+        flags.append((seen.any(keys) & ~left.any(keys)).any())
+    return next((number for number, flag in enumerate(torch.stack(flags).tolist()) if flag), None)
+
+
 def constant(given: Tensor | float) -> Intervention:
     """Take a tensor or a number, the same for all of the part's axes that it does not have."""
     if isinstance(given, Tensor):
-        expect_dense(given, "the value")
+        _expect_dense(given, "the value")
         value: Tensor | float = copy_of(given)
         name = f"tensor {tuple(given.shape)}"
     else:
         value, name = given, f"{given:g}"
 
     def part(place: Place, base: Reading) -> Tensor:
-        return spread_over(value, base.read(place), str(place))
+        """The value at all of a part, whose last axes are the value's: nothing is cast or moved."""
+        present = base.read(place)
+        if not isinstance(value, Tensor):
+            return torch.full_like(present, value)
+        if (value.dtype, value.device) != (present.dtype, present.device):
+            raise PatchError(
+                f"the value for {place} is {value.dtype} on {value.device}, and the place has "
+                f"{present.dtype} on {present.device}. Convert it first: nothing is cast or moved."
+            )
+        if not _is_tail(value.shape, present.shape):
+            raise PatchError(
+                f"the value for {place} has shape {tuple(value.shape)}, which is no tail of the part's "
+                f"shape {tuple(present.shape)}."
+            )
+        return value.expand_as(present).clone()
 
     return Intervention(name, part, ("value", value), value=value)
 
@@ -255,14 +302,27 @@ def noise(scale: NonNegative, seed: int = 0) -> Intervention:
 
     def part(place: Place, base: Reading) -> Callable[[Tensor], Tensor]:
         drawn = f"{seed}/{place}/{inputs_digest(base.inputs)}"
-        return lambda present: noised(present, scale, drawn)
+        return lambda present: _noised(present, scale, drawn)
 
     def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
-        return noised(parts_of(base), scale, f"{seed}/parts/{inputs_digest(base.inputs)}")
+        return _noised(parts_of(base), scale, f"{seed}/parts/{inputs_digest(base.inputs)}")
 
     return Intervention(
         f"noise(scale={scale}, seed={seed})", part, ("noise", scale, seed), is_function=True, written=written
     )
+
+
+def _noised(part: Tensor, scale: float, seed: str) -> Tensor:
+    return part + (scale * noise_of(part.shape, seed)).to(part.device, part.dtype)
+
+
+def noise_of(shape: Sequence[int], seed: str) -> Tensor:
+    """Gaussian noise of deviation 1, on the CPU; the same for the same shape and seed."""
+    return torch.randn(tuple(shape), generator=_generator(seed), dtype=torch.float32, device="cpu")
+
+
+def _generator(seed: str) -> torch.Generator:
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "big"))
 
 
 @checked
@@ -280,19 +340,34 @@ def resample(run: Reading, seed: int = 0) -> Intervention:
                 f"{place} has no prompts to exchange: its axes are {', '.join(axes) or 'none'}. Resample a "
                 "place that has all of the batch."
             )
-        return resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
+        return _resampled(run.read(place), base.read(place), axes.index("batch"), str(seed))
 
     def written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
-        return resampled(parts_of(run), parts_of(base), 1, str(seed))
+        return _resampled(parts_of(run), parts_of(base), 1, str(seed))
 
     return Intervention(
         f"resample(seed={seed})",
         part,
         ("resample", seed, run),
         runs=(run,),
-        expect_base=partial(_expect_shown, run, lambda shown, base: resampled(shown, base, 0, str(seed))),
+        expect_base=partial(_expect_shown, run, lambda shown, base: _resampled(shown, base, 0, str(seed))),
         written=written,
     )
+
+
+def _resampled(part: Tensor, present: Tensor, batch: int, seed: str) -> Tensor:
+    """A prompt of `part` for each of `present`: not the one of the same row, where both have as many.
+
+    `batch` is the dimension of the prompts.
+    """
+    count, wanted = part.shape[batch], present.shape[batch]
+    generator = _generator(seed)
+    if count != wanted:
+        drawn = torch.randint(0, count, (wanted,), generator=generator)
+        return part.index_select(batch, drawn.to(part.device))
+    if count < 2:
+        return part
+    return part.roll(1 + int(torch.randint(0, count - 1, (1,), generator=generator)), batch)
 
 
 @checked
@@ -340,7 +415,7 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
             for one in wanted:
                 found, value = model.locate(one), run.read(one)
                 shown = found.shown(value, model.program, run.inputs)
-                sums[str(one)] = averaged(sums.get(str(one)), value, found.view.axes, over, str(one), shown)
+                sums[str(one)] = _averaged(sums.get(str(one)), value, found.view.axes, over, str(one), shown)
         if not sums:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
         for name, (total, _) in sums.items():
@@ -353,7 +428,7 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
             gather(whole)
         found, present = model.locate(place), base.read(whole)
         shown = found.shown(present, model.program, base.inputs)
-        mean = _known(spread_out(means[str(whole)], present, found.view.axes, {}), shown, str(place))
+        mean = _known(means[str(whole)], present, shown, str(place))
         return mean[resolved(found.view.axes, place.part, present.shape)].clone()
 
     def written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
@@ -363,17 +438,44 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
             run = baseline(model, (), batch_of(batch))
             parts = parts_of(run)
             shown = shown_entries(model.program, run.inputs, PARTS, parts.shape, entry)
-            total = averaged(total, parts, PARTS, over, "what is written", shown)
+            total = _averaged(total, parts, PARTS, over, "what is written", shown)
         if total is None:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
         _expect_numbers(total[0], "what is written")
         shown = shown_entries(model.program, base.inputs, PARTS, present.shape, entry)
-        return _known(spread_out(total[0] / total[1], present, PARTS, {}), shown, "what is written")
+        return _known(total[0] / total[1], present, shown, "what is written")
 
     described = ("mean", per_position, batches, model)
     return Intervention(
         "mean over a dataset", part, described, begin=begin, whole=part, written=written, model=model
     )
+
+
+def _averaged(
+    before: tuple[Tensor, Tensor | int] | None,
+    value: Tensor,
+    axes: Sequence[str],
+    over: Sequence[str],
+    where: str,
+    shown: Tensor | None = None,
+) -> tuple[Tensor, Tensor | int]:
+    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were.
+
+    `shown` says which entries count, where some are padding.
+    """
+    dims = [dim for dim, axis in enumerate(axes) if axis in over]
+    total = value.sum(dims, keepdim=True, dtype=torch.float64)
+    count: Tensor | int = math.prod(value.shape[dim] for dim in dims)
+    if shown is not None:
+        total, count = sum_of(value, dims, shown)
+    if before is None:
+        return total, count
+    if before[0].shape != total.shape:
+        raise PatchError(
+            f"the mean of {where} at each position: one batch of the dataset is shaped {tuple(value.shape)}, "
+            f"another leaves {tuple(before[0].shape)}. Give batches of one length."
+        )
+    return before[0] + total, before[1] + count
 
 
 def _expect_numbers(total: Tensor, where: str) -> None:
@@ -384,14 +486,15 @@ def _expect_numbers(total: Tensor, where: str) -> None:
         )
 
 
-def _known(mean: Tensor, shown: Tensor | None, where: str) -> Tensor:
-    """A mean over a dataset, spread over a site of a base; `shown` are its entries that are no padding.
+def _known(total: Tensor, present: Tensor, shown: Tensor | None, where: str) -> Tensor:
+    """A mean over a dataset, spread over what is `present` in a base; `shown` are entries of no padding.
 
     Raises PatchError where no prompt of the dataset has a token at a position that the base shows.
     """
+    mean = total.to(present.dtype).expand_as(present).clone()
     if not has_nan(mean):
         return mean
-    if has_nan(mean if shown is None else where_shown(mean, shown)):
+    if has_nan(mean if shown is None else torch.where(shown, mean, 0)):
         raise PatchError(
             f"the mean of {where} at each position: the base has a token where all prompts of the dataset "
             "have padding. Give a dataset whose prompts reach as far, padded on the same side."
@@ -501,7 +604,7 @@ def _expect_shown(
         given = chosen(given, own)
         missing = own != given if "key_pos" in found.view.axes else own & ~given
         axes, part = ("batch", "pos"), {a: place.part[a] for a in ("batch", "pos") if a in place.part}
-        put = zeros_like(missing)
+        put = torch.zeros_like(missing)
         put[resolved(axes, part, missing.shape)] = True
         if bool((put & missing).any()):
             prompt, pos = (put & missing).nonzero()[0].tolist()
@@ -513,7 +616,7 @@ def _expect_shown(
 
 
 def _zeros(place: Place, base: Reading) -> Tensor:
-    return zeros_like(base.read(place))
+    return torch.zeros_like(base.read(place))
 
 
 def _nothing_written(parts_of: PartsOf, base: Reading, _: str) -> Tensor:
@@ -539,7 +642,7 @@ def _function_written(
                 f"the function for what is written returned {describe(part)}; it has to return a tensor of "
                 f"shape {tuple(present.shape)}, {present.dtype} (batch, pos, d_model)."
             )
-    return stacked(changed)
+    return torch.stack(changed)
 
 
 def _own_mean(place: Place, base: Reading) -> Tensor:
@@ -645,7 +748,7 @@ def _expect_fitting(place: SourcedPlace, put: Intervention, hole: _Hole, of: str
         return
     value = put.value if isinstance(put.value, Tensor) else put.shift
     assert value is not None
-    if not is_tail(value.shape, hole.shape):
+    if not _is_tail(value.shape, hole.shape):
         raise PatchError(
             f"{of}the {'value' if put.shift is None else 'vector to add'} at {place} has shape "
             f"{tuple(value.shape)}, and the place has {hole.shape} ({hole.axes}). Give one of that shape, "

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import Place, PlaceLike, Places, as_place
 from conewise.anatomy.selectors import SelectorLike
 from conewise.anatomy.sites import Located
 from conewise.arguments import checked
 from conewise.errors import GradientError, MetricError, NoEffectWarning, OpError, PatchError
-from conewise.program.tensors import Tensor, computing, copy_of, recording, zeros_like
+from conewise.program.tensors import Tensor, computing, copy_of, recording
 from conewise.program.walk import described_fields, field_names, output_names
 from conewise.reactive.table import Rule
 from conewise.runs.attention_patterns import AttentionPatterns, attention_patterns
@@ -255,7 +257,7 @@ class RunWorld(Reading):
             with computing():
                 return value.for_world(place, self._parent)
         if isinstance(value, str) and value == "zero":
-            return zeros_like(found.read(whole, self._sizes))
+            return torch.zeros_like(found.read(whole, self._sizes))
         if isinstance(value, str) and value == "mean":
             with computing():
                 return found.mean(whole, self._sizes, place, self.model.program, self.inputs)

@@ -213,11 +213,11 @@ class InputRun(Run):
 
     @property
     def is_computed(self) -> bool:
-        """Whether all of it was computed."""
+        """True if all of it was computed."""
         return self._world is not None
 
     def is_of(self, weights: Sums) -> bool:
-        """Whether nothing was read of it that was computed with other weights than these."""
+        """True if nothing was read of it that was computed with other weights than these."""
         return (not self._early and self._world is None) or self._weights.whole == weights
 
     @property

@@ -12,9 +12,10 @@ from conewise.anatomy.places import Place, PlaceLike, as_place
 from conewise.anatomy.sites import Located
 from conewise.arguments import expect
 from conewise.errors import PatchError, WeightsChangedError
-from conewise.program.tensors import Tensor, computing, same_bits, writes_to
+from conewise.program.tensors import Tensor, computing, writes_to
 from conewise.program.walk import (
     assembled,
+    bitwise_same,
     described_fields,
     field_names,
     field_of,
@@ -74,7 +75,7 @@ class Edit:
         present = self.found.read(value, sizes)
         part = new_part(self.part, present, self.found, self.place)
         if idle is not None:
-            (idle.add if same_bits(part, present) else idle.discard)(self)
+            (idle.add if bitwise_same(part, present) else idle.discard)(self)
         return self.found.view.replace(value, self.found.part, part, sizes)
 
 

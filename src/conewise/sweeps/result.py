@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import Cell, Spread
 from conewise.arguments import Count, Seed, checked, shown_bytes
 from conewise.checks.recheck import CellCheck, recheck
 from conewise.errors import SweepError, WeightsChangedError
-from conewise.program.tensors import Tensor, index_columns, nan_matrix, same_bits
+from conewise.program.tensors import Tensor
+from conewise.program.walk import bitwise_same
 from conewise.report.story import read_story, write_story
 from conewise.status import shown_phases
 from conewise.sweeps.batches import base_story
@@ -82,8 +86,8 @@ class Result(ResultData):
         part = self._pairs()
         row = 0 if metric is None else self._number(metric)
         effects = self.table[row] - self.base[row]
-        one, other = index_columns(part.pairs())
-        found = nan_matrix(len(part.ends), effects)
+        one, other = torch.tensor(part.pairs(), dtype=torch.long).reshape(-1, 2).unbind(1)
+        found = effects.new_full((len(part.ends), len(part.ends)), math.nan)
         found[one, other] = effects
         found[other, one] = effects
         return found
@@ -331,7 +335,8 @@ class Result(ResultData):
         ]
         alike = (self.spreads, self.metrics, self.method) == (other.spreads, other.metrics, other.method)
         return alike and all(
-            one is other if one is None or other is None else same_bits(one, other) for one, other in numbers
+            one is other if one is None or other is None else bitwise_same(one, other)
+            for one, other in numbers
         )
 
     @property

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from conewise.arguments import shown_bytes
 from conewise.errors import BudgetError, SweepError, TheoryError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
@@ -20,7 +22,6 @@ from conewise.paper.theory.clocks import StackClock, calibrate_stacks
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import joined, reordered
 from conewise.status import Phases
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.cuda_graph import GraphPool
@@ -233,7 +234,7 @@ class SweepJob(Job[Numbers]):
             if batch.base is None:
                 whys = dict.fromkeys(one.why for one in missing if one.batch == number)
                 raise SweepError(f"no share of batch {number} could be run: {'; '.join(whys)}")
-            values.append(reordered([run.values(number)], batch.plan.order))
+            values.append(_reordered([run.values(number)], batch.plan.order))
         sources = [one.source for one in batches if one.source is not None]
         plan, ledger = of_batches([one.plan.plan for one in batches]), run.ledger
         if run.is_here and not ledger.resumed:
@@ -241,9 +242,9 @@ class SweepJob(Job[Numbers]):
         return Numbers(
             plan,
             ledger,
-            joined([numbers.transpose(0, 1) for numbers in values]),
-            joined([one.base for one in known if one.base is not None]),
-            joined(sources) if len(sources) == len(batches) else None,
+            torch.cat([numbers.transpose(0, 1) for numbers in values], dim=-1),
+            torch.cat([one.base for one in known if one.base is not None], dim=-1),
+            torch.cat(sources, dim=-1) if len(sources) == len(batches) else None,
             tuple(missing),
         )
 
@@ -378,7 +379,15 @@ class SweepUnderWay:
         chunks = tuple(range(len(chunks_of(plan)[0])))
         with computing.begin(0) as under_way:
             rows = list(under_way.compute(Share(0, chunks, 0), ledger, memory).rows)
-            yield reordered(rows, plan.compiled.order)
+            yield _reordered(rows, plan.compiled.order)
+
+
+def _reordered(chunks: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    """Rows in chunks one behind the other, with row i at the place order[i]."""
+    rows = torch.cat(list(chunks))
+    found = torch.empty_like(rows)
+    found[torch.tensor(list(order), device=rows.device)] = rows
+    return found
 
 
 def counted(number: int, count: int) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from conewise.anatomy.places import Place
 from conewise.checks.recheck import CellCheck, recheck
 from conewise.errors import SweepError
@@ -15,7 +17,6 @@ from conewise.report.folded import Folded
 from conewise.report.inside import Inside
 from conewise.report.story import Story
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import joined
 from conewise.sweeps.execution.reading import SweepLedger, most
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.result import Result
@@ -191,7 +192,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
 
     def together(parts: Iterator[Tensor | None]) -> Tensor | None:
         known = [part for part in parts if part is not None]
-        return joined(known)[..., order] if len(known) == len(results) else None
+        return torch.cat(known, dim=-1)[..., order] if len(known) == len(results) else None
 
     checks = [result.verification for result in results]
     origins = [result.origin for result in results]  # not the results, which have sweeps

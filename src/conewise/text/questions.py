@@ -34,7 +34,7 @@ from conewise.report.folding import fold
 from conewise.report.inside import Inside, inside_of
 from conewise.report.story import PATCHES, Story
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import find_embedding
+from conewise.runs.inputs import find_embedding
 from conewise.runs.interventions import mean, noise
 from conewise.runs.metrics import Metric, as_metric, logit
 from conewise.runs.run import Run, baseline, bound

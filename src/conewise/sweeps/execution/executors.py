@@ -17,7 +17,6 @@ from conewise.errors import MetricError
 from conewise.program.tensors import SPLIT, Tensor, computing
 from conewise.program.walk import Rule
 from conewise.runs.captured import Captured
-from conewise.runs.fillings import stacked
 from conewise.runs.interventions import as_intervention
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, PassRun
@@ -125,7 +124,7 @@ class _SerialExecution(Execution):
             ledger.node_evaluations += batch.edges.counted()[0]
         ledger.launches = ledger.node_evaluations
         ledger.compute_seconds += time.perf_counter() - started
-        return lambda: stacked(rows)
+        return lambda: torch.stack(rows)
 
 
 # -- all in one pass ---------------------------------------------------------------------------

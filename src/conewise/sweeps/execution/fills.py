@@ -16,8 +16,7 @@ from conewise.anatomy.axes import resolved
 from conewise.anatomy.places import Place
 from conewise.anatomy.sites import Located
 from conewise.errors import NAN_OF_PADDING, PatchError
-from conewise.program.tensors import brought
-from conewise.runs.fillings import has_nan, stacked_values
+from conewise.program.tensors import brought, has_nan
 from conewise.runs.interventions import Intervention
 from conewise.runs.values import Edit
 from conewise.sweeps.execution.batch import Batch, PartFunction, Site
@@ -97,7 +96,7 @@ class Values:
         found = self._own.get(key)
         if found is None:
             rows = [_row(self.batch.own[number], like) for number in sources]
-            found = self._own[key] = stacked_values(rows, len(located.part_axes))
+            found = self._own[key] = _stacked(rows, len(located.part_axes))
         return found
 
     def part(self, place: Place) -> Tensor | PartFunction:
@@ -115,6 +114,15 @@ def _row(put: Intervention, like: Tensor) -> Tensor:
         return put.scale * put.shift.to(like.device, like.dtype)
     assert put.value is not None
     return put.value if isinstance(put.value, Tensor) else like.new_full((), put.value)
+
+
+def _stacked(rows: list[Tensor], dims: int) -> Tensor:
+    """Values for parts of so many axes, one behind the other: each has the last of them, or fewer."""
+    spread = [row.reshape((*[1] * (dims - row.ndim), *row.shape)) for row in rows]
+    if len({row.shape for row in spread}) > 1:
+        widest = [max(sizes) for sizes in zip(*(row.shape for row in spread), strict=True)]
+        spread = [row.expand(widest) for row in spread]
+    return torch.stack(spread)
 
 
 class PassFills:

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from conewise.errors import MetricError
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import assembled
-from conewise.runs.fillings import stacked
 from conewise.runs.metrics import Metric, applied, applied_whole, at_run, fetched
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.layout import Layout
@@ -123,7 +124,9 @@ class MetricReader:
         return found
 
     def _fetched(self, found: Sequence[Tensor]) -> Tensor:
-        return stacked([fetched(one, numbers)[0] for one, numbers in zip(self._metrics, found, strict=True)])
+        return torch.stack(
+            [fetched(one, numbers)[0] for one, numbers in zip(self._metrics, found, strict=True)]
+        )
 
     def of_stack(
         self,
@@ -142,12 +145,12 @@ class MetricReader:
 
         def fetch() -> Tensor:
             numbers = [
-                stacked([fetched(metric, one)[0] for one in parts])
+                torch.stack([fetched(metric, one)[0] for one in parts])
                 if metric.whole
                 else fetched(metric, parts[0])
                 for metric, parts in zip(self._metrics, found, strict=True)
             ]
-            return stacked(numbers, dim=1)
+            return torch.stack(numbers, dim=1)
 
         return fetch
 
