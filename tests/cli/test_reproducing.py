@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_written_is_found_out_before_the_run(tmp_path: P
 
 
 def test_what_does_not_match_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Result("e4", "title", "claim", [Row("ρ", "2.0", Fraction(2), Fraction(3))], "compared")
+    wrong = Result([Row("ρ", Fraction(2), Fraction(3), "2.0")], name="e4", compared="compared")
     monkeypatch.setattr(experiments, "run", lambda name, progress: wrong)
     done = CliRunner().invoke(app, ["reproduce", "e4"])
     assert done.exit_code == 1

@@ -61,8 +61,15 @@ def test_a_page_of_an_earlier_version_is_known_as_ours(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_differs_and_escapes_what_it_shows() -> None:
-    bad = Row("<script>", None, 1, 2, facts={"kind": "added", "ratio": "ρ", "span": 1, "y": 0.0})
-    result = Result("skips", "<b>", "a & b", [bad], "c", series={"y": [], "forward": [], "training": []})
+    bad = Row("<script>", 1, 2, facts={"kind": "added", "ratio": "ρ", "span": 1, "y": 0.0})
+    result = Result(
+        [bad],
+        name="skips",
+        title="<b>",
+        claim="a & b",
+        compared="c",
+        series={"y": [], "forward": [], "training": []},
+    )
     written = page([result]).replace(get_plotlyjs(), "")
     assert "Some exact figures differ" in written
     assert "<td>&lt;script&gt;</td>" in written
@@ -70,13 +77,13 @@ def test_the_page_says_what_differs_and_escapes_what_it_shows() -> None:
 
 
 def test_an_interval_is_shown_with_its_figure() -> None:
-    row = Row("slope", None, None, 0.5, exact=False, facts={"low": 0.25, "high": 0.75})
+    row = Row("slope", None, 0.5, exact=False, facts={"low": 0.25, "high": 0.75})
     assert measured(row) == "0.5000 [0.2500, 0.7500]"
 
 
 def test_a_csv_has_a_column_for_every_fact_of_every_row() -> None:
-    rows = [Row("one", "1", 1, 1, facts={"a": 1}), Row("two", None, 2, 2, facts={"b": 2})]
-    assert as_csv(Result("e4", "", "", rows, "")).splitlines() == [
+    rows = [Row("one", 1, 1, "1", facts={"a": 1}), Row("two", 2, 2, facts={"b": 2})]
+    assert as_csv(Result(rows, name="e4")).splitlines() == [
         "name,a,paper,predicted,measured,unit,exact,match,b",
         "one,1,1,1,1,,True,True,",
         "two,,,2,2,,True,True,2",
@@ -84,6 +91,6 @@ def test_a_csv_has_a_column_for_every_fact_of_every_row() -> None:
 
 
 def test_a_cell_of_csv_that_a_spreadsheet_would_compute_is_a_text_and_numbers_stay() -> None:
-    rows = [Row("=1+2", None, -1, -0.5, facts={"a": "+b", "c": "-d", "e": "f=g"})]
-    (_, line) = as_csv(Result("e4", "", "", rows, "")).splitlines()
+    rows = [Row("=1+2", -1, -0.5, facts={"a": "+b", "c": "-d", "e": "f=g"})]
+    (_, line) = as_csv(Result(rows, name="e4")).splitlines()
     assert line.startswith("'=1+2,'+b,'-d,f=g,,-1,-0.5,")

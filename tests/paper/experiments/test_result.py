@@ -28,19 +28,19 @@ def test_a_figure_is_compared_in_the_digits_that_are_printed(
 
 
 def test_a_row_matches_only_when_all_three_agree() -> None:
-    assert Row("r", "2.0", 2, 2).match is True
-    assert Row("r", None, 2, 2).match is True
-    assert Row("r", "2.0", 3, 2).match is False
-    assert Row("r", "3.0", 2, 2).match is False
-    assert Row("r", "3.0", 2, 4, exact=False).match is None
-    assert Row("r", "2.0", 2, 2.5, paper_predicts=True).match is True
-    assert Row("r", "2.5", 2, 2.5, paper_predicts=True).match is False
+    assert Row("r", 2, 2, "2.0").match is True
+    assert Row("r", 2, 2).match is True
+    assert Row("r", 3, 2, "2.0").match is False
+    assert Row("r", 2, 2, "3.0").match is False
+    assert Row("r", 2, 4, "3.0", exact=False).match is None
+    assert Row("r", 2, 2.5, "2.0", paper_predicts=True).match is True
+    assert Row("r", 2, 2.5, "2.5", paper_predicts=True).match is False
 
 
 def test_one_row_that_differs_makes_the_result_differ_and_a_timing_does_not() -> None:
-    good, bad, timing = Row("r", None, 1, 1), Row("r", None, 1, 2), Row("r", "9", 1, 2, exact=False)
-    assert Result("e4", "", "", [good, timing], "").all_match
-    assert not Result("e4", "", "", [good, bad], "").all_match
+    good, bad, timing = Row("r", 1, 1), Row("r", 1, 2), Row("r", 1, 2, "9", exact=False)
+    assert Result([good, timing], name="e4").all_match
+    assert not Result([good, bad], name="e4").all_match
 
 
 def test_fractions_become_the_nearest_numbers_that_json_has() -> None:
@@ -54,6 +54,7 @@ def test_fractions_become_the_nearest_numbers_that_json_has() -> None:
 def test_every_result_has_what_a_reader_of_its_json_needs(name: str) -> None:
     shown = quick(name).as_dict()
     assert {"rows", "all_match", "claim", "compared", "seed", "versions"} <= shown.keys()
+    assert all(shown[text] for text in ("title", "claim", "compared", "notes"))
     assert shown["versions"]["python"]
     assert shown["rows"]
     for row in shown["rows"]:

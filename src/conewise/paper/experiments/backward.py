@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES, Architecture
-from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent
+from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
 from conewise.paper.theory.backward import (
     ReverseCost,
     dense_joint_ratio,
@@ -133,19 +133,23 @@ class Counted:
     uncounted: int
 
 
-@experiment("torch", "transformers")
+@experiment("The reverse pass of real models", "torch", "transformers")
 def backward(progress: Progress = silent, names: Sequence[str] | None = None) -> Result:
     """Capture each network, count its passes from the graph, and run them with each site patched.
 
-    Claim: a patch makes every gradient stale that reaches the loss through an operation which is not linear
-    and reads something changed; so networks with long skips are as dense as stacks, and only branches that
-    meet in a sum are not. With a share σ of a reverse pass that weighs b times the forward pass, ρ is
-    (1 + b)/(1/ρ + b·σ).
+    Every gradient is stale that reaches the loss through an operation which is not linear and reads something
+    changed. σ is the share of a reverse pass that weighs b times the forward pass.
+
+    Claim: A patch makes nearly every gradient of a real network stale, long skips or none; of branches that
+    meet in a sum, its own. Full passes over the sweep are then (1 + b)/(1/ρ + b·σ).
+
+    Compared: nodes of both passes and those that patches make stale, by the ledger of a graph that holds the
+    gradients as torch computes them, equal the count from the forward graph exactly; no gradient changes that
+    is not counted.
     """
-    chosen = tuple(MAKERS) if names is None else tuple(names)
     rows: list[Row] = []
     series: dict[str, list[Any]] = {}
-    for done, name in enumerate(chosen, start=1):
+    for name in tracked(tuple(MAKERS) if names is None else tuple(names), progress):
         for network in networks(name):
             cost = reverse_cost(network.graph, network.sites, METRIC, network.wrt)
             rows += _rows(network, cost)
@@ -159,37 +163,20 @@ def backward(progress: Progress = silent, names: Sequence[str] | None = None) ->
                 "dense": float(dense_joint_ratio(cost.forward_ratio, weight)),
             }.items():
                 series.setdefault(key, []).append(value)
-        progress(done, len(chosen))
     return Result(
-        name="backward",
-        title="The reverse pass of real models",
-        claim=(
-            "A patch makes nearly every gradient of a real network stale, long skips or none; of branches "
-            "that meet in a sum, its own. Full passes over the sweep are then (1 + b)/(1/ρ + b·σ)."
-        ),
-        rows=rows,
-        compared=(
-            "nodes of both passes and those that patches make stale, by the ledger of a graph that holds the "
-            "gradients as torch computes them, equal the count from the forward graph exactly; no gradient "
-            "changes that is not counted"
-        ),
-        notes=(
-            (
-                "A node of the reverse pass is what flows along one edge, or the sum where several meet. It "
-                "reads what torch saves for it, and is computed from that, all else being NaN. Gradients are "
-                "by every parameter, but for GPT-2 small, where they are by the swept sites."
-            ),
-            (
-                "Squared: the mean square of all outputs. Linear: their mean. Swept are outputs of attention "
-                "and of MLPs, or values after activations. The paper's ratio counts ancestors, the site and "
-                "descendants."
-            ),
-            (
-                f"GPT-2 small has 12 layers and its own widths, random weights, {POSITIONS} positions; its "
-                f"passes are run for {MEASURED['GPT-2 small']} of its sites."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        A node of the reverse pass is what flows along one edge, or the sum where several meet. It reads what
+        torch saves for it, and is computed from that, all else being NaN. Gradients are by every parameter,
+        but for GPT-2 small, where they are by the swept sites.
+
+        Squared: the mean square of all outputs. Linear: their mean. Swept are outputs of attention and of
+        MLPs, or values after activations. The paper's ratio counts ancestors, the site and descendants.
+
+        GPT-2 small has 12 layers and its own widths, random weights, {POSITIONS} positions; its passes are
+        run for {MEASURED["GPT-2 small"]} of its sites.
+        """,
+        SEED,
         series=series,
     )
 
@@ -284,6 +271,8 @@ def _rows(network: Network, cost: ReverseCost) -> list[Row]:
     shares = {"share": float(mine.share), "forward": float(mine.forward_ratio)}
     changing = 100 * found.changed / found.stale_backward if found.stale_backward else 0.0
     paper = training_ratio(network.graph, network.sites, METRIC)
+    ratios = ("full passes over the sweep", passes, full)
+    share = ("of the counted gradients, those that change, in per cent", None, changing)
     return [
         *rows_of(
             at,
@@ -297,14 +286,9 @@ def _rows(network: Network, cost: ReverseCost) -> list[Row]:
             ("reverse nodes that they make stale", sum(mine.stale_backward), found.stale_backward),
             facts=facts,
         ),
-        *rows_of(at, ("full passes over the sweep", passes, full), facts=facts | shares),
+        *rows_of(at, ratios, facts=facts | shares),
         *rows_of(at, ("gradients that change and are not counted", 0, found.uncounted), facts=facts),
-        *rows_of(
-            at,
-            ("of the counted gradients, those that change, in per cent", None, changing),
-            exact=False,
-            facts=facts,
-        ),
+        *rows_of(at, share, exact=False, facts=facts),
         *rows_of(at, ("the paper's ratio, by its count", paper, _walked(network)), facts=facts),
     ]
 

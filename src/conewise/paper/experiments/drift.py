@@ -14,11 +14,14 @@ from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
+    agreed,
     block_medians,
     experiment,
     fitted_slope,
     patch_cost,
     silent,
+    sweep,
+    timing,
     trimmed_median,
     warm,
 )
@@ -55,32 +58,16 @@ class Ceiling:
     def rows(self) -> list[Row]:
         """Return the constants beside the paper's, and the ratio that follows from each."""
         a, beta = self.fit.a, self.fit.beta
-        paper, ceiling = wallclock_ceiling(PAPER_A, PAPER_BETA), "ceiling of the ratio in time, (a+β)/(a/2+β)"
+        paper, behind = wallclock_ceiling(PAPER_A, PAPER_BETA), "predicted: from the paper's constants"
+        ceiling = f"ceiling of the ratio in time, (a+β)/(a/2+β); {behind}"
+        each = "a, per node that is recomputed (fork, patch and demand)"
         return [
             *printed_rows(),
-            _timing(
-                "a, per node that is recomputed (fork, patch and demand)",
-                "0.042",
-                a.value,
-                low=a.low,
-                high=a.high,
-            ),
-            _timing("β, per node that is in the graph", "0.0054", beta.value, **_interval(beta)),
-            Row(
-                "β/a; predicted: from the paper's constants",
-                None,
-                PAPER_BETA / PAPER_A,
-                self.fit.overhead,
-                exact=False,
-            ),
-            Row(
-                f"{ceiling}; predicted: from the paper's constants",
-                "1.79",
-                paper,
-                self.fit.ceiling,
-                exact=False,
-            ),
-            _timing("per node of a full run in a fresh world, no fork", None, self.fresh),
+            timing(each, a.value, "0.042", low=a.low, high=a.high),
+            timing("β, per node that is in the graph", beta.value, "0.0054", **_interval(beta)),
+            Row(f"β/a; {behind}", PAPER_BETA / PAPER_A, self.fit.overhead, exact=False),
+            Row(ceiling, paper, self.fit.ceiling, "1.79", exact=False),
+            timing("per node of a full run in a fresh world, no fork", self.fresh),
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,28 +81,26 @@ def printed_rows() -> list[Row]:
     The limit is measured as the growth of full runs over the growth of sweeps, both at these constants, in
     stacks of three depths whose cones the engine counts: their second differences, since both are quadratic.
     """
-    full, swept = [], []
+    full, spent = [], []
     for depth in DEPTHS:
         stack = sequential([LAYER] * depth)
-        base = warm(stack.graph, stack.output)
-        cones = [patch_cost(base, site, 2.0, stack.output).recomputed for site in stack.sites]
-        nodes = base.ledger.count("recomputed")
-        full.append(depth * (PAPER_A + PAPER_BETA) * nodes)
-        swept.append(PAPER_A * sum(cones) + depth * PAPER_BETA * nodes)
-    growth = [one[0] - 2 * one[1] + one[2] for one in (full, swept)]
+        swept = sweep(stack.graph, stack.sites, stack.output)
+        full.append(depth * (PAPER_A + PAPER_BETA) * swept.full)
+        spent.append(PAPER_A * swept.recomputed + depth * PAPER_BETA * swept.full)
+    growth = [one[0] - 2 * one[1] + one[2] for one in (full, spent)]
     return [
         Row(
             "β by the paper's reading, all of 2.24 ms on a graph of 412 nodes",
-            "0.0054",
             PAPER_BETA,
             PAPER_INTERCEPT / sequential([PAPER_NODES - 1]).size,
+            "0.0054",
             unit="ms",
         ),
         Row(
             "limit of the ratio in time at the paper's constants; measured: growth with depth, cones counted",
-            "1.79",
             wallclock_ceiling(PAPER_A, PAPER_BETA),
             growth[0] / growth[1],
+            "1.79",
         ),
     ]
 
@@ -161,8 +146,13 @@ PAPER_MS = {
     ("redefinition", "all"): "0.024",
 }
 
-# Sizes that it prints: computed nodes in the end; with the input, at the ends of the halves.
-PAPER_SIZE, PAPER_LENGTHS = "500", ("401", "451", "501")
+# Sizes that it prints, the input counted: of the graph of grafts, before, between and after its halves.
+PAPER_LENGTHS = {"before the first": "401", "between the halves": "451", "after the last": "501"}
+PAPER_SIZE = "500"
+"""Its computed nodes in the end."""
+
+# The site above the edge that takes the grafts, and the reader behind it.
+ABOVE, READER = f"layer1.{NODES - 2 - BELOW}", f"layer1.{NODES - 1 - BELOW}"
 
 
 @dataclass(slots=True)
@@ -183,7 +173,7 @@ Arms = dict[str, Arm]
 """The two kinds, "graft" and "redefinition"."""
 
 
-@experiment()
+@experiment("Bookkeeping at scale, and the wall-clock ceiling")
 def drift(
     progress: Progress = silent, mutations: int = MUTATIONS, graph_sizes: tuple[int, ...] = GRAPH_SIZES
 ) -> Result:
@@ -191,73 +181,56 @@ def drift(
 
     The paper times 100 grafts and 100 redefinitions and finds no drift beyond graph size; here are 10,000 of
     each. Beside it stands the wall-clock ceiling.
+
+    Claim: The time of a graft or of a redefinition hardly grows with the number of mutations before it; and
+    the engine pays for the nodes it computes, hardly for those that are only there.
+
+    Compared: counts exactly: nodes recomputed after each mutation and the final graph sizes. Timings are
+    reported beside the paper's, with drift as a slope and its 95 % interval; they are not judged.
     """
     work = 2 * mutations
     few = mutate(PAPER_MUTATIONS)
     many = mutate(mutations, progress=lambda done: progress(done, work))
     rows = [*_counts(few, PAPER_MUTATIONS), *_lengths(few), *_counts(many, mutations)]
     for kind, arm in few.items():
-        values = arm.milliseconds
-        middle = len(values) // 2
-        for part, times in (
-            ("first half", values[:middle]),
-            ("second half", values[middle:]),
-            ("all", values),
-        ):
+        times, middle = arm.milliseconds, len(arm.milliseconds) // 2
+        parts = {"first half": times[:middle], "second half": times[middle:], "all": times}
+        for part, own in parts.items():
             name = f"{kind}, 100 of them, {part}"
-            rows.append(_timing(name, PAPER_MS[kind, part], trimmed_median(times)))
+            rows.append(timing(name, trimmed_median(own), PAPER_MS[kind, part]))
     series: dict[str, Any] = {"block": BLOCK}
     for kind, arm in many.items():
-        values = arm.milliseconds
-        series[kind] = block_medians(values, BLOCK)
-        tenth = len(values) // 10
-        for part, times in (("first", values[:tenth]), ("last", values[-tenth:])):
-            name = f"{kind}, {mutations:,} of them, {part} tenth"
-            rows.append(_timing(name, None, trimmed_median(times)))
+        times, tenth = arm.milliseconds, len(arm.milliseconds) // 10
+        series[kind] = block_medians(times, BLOCK)
+        for part, own in {"first": times[:tenth], "last": times[-tenth:]}.items():
+            rows.append(timing(f"{kind}, {mutations:,} of them, {part} tenth", trimmed_median(own)))
         rows.append(_drift_row(kind, mutations, series[kind]))
     paired = [graft - control for graft, control in zip(series["graft"], series["redefinition"], strict=True)]
     rows.append(_drift_row("graft less redefinition", mutations, paired))
     ceiling = measure_ceiling(graph_sizes)
     progress(work, work)
-    series["ceiling"] = ceiling.as_dict()
-    rows.extend(ceiling.rows())
     return Result(
-        name="drift",
-        title="Bookkeeping at scale, and the wall-clock ceiling",
-        claim=(
-            "The time of a graft or of a redefinition hardly grows with the number of mutations before it; "
-            "and the engine pays for the nodes it computes, hardly for those that are only there."
-        ),
-        rows=rows,
-        compared=(
-            "counts exactly: nodes recomputed after each mutation and the final graph sizes. Timings are "
-            "reported beside the paper's, with drift as a slope and its 95 % interval; they are not judged"
-        ),
-        notes=(
-            (
-                f"A chain of {NODES} nodes with a warm world over it. Every graft puts one node on the edge "
-                f"above a fixed node, {BELOW} nodes from the end, so that what it invalidates stays the same "
-                "while the chain grows; the control redefines that node in a graph of its own. Mutations of "
-                "the two kinds take turns. A mutation is timed, invalidation included; the demand that "
-                "follows is not."
-            ),
-            "The trimmed median leaves out the slowest tenth: what disturbs a timing makes it longer.",
-            (
-                "The interval of a slope allows for neighbouring blocks that are alike (Newey and West, five "
-                "blocks), and is too narrow where they are alike for longer. The slope of grafts holds graph "
-                "size as well as history: the chain grows. What drifts with the machine drifts in both arms, "
-                "and falls out of their difference."
-            ),
-            (
-                "a and β are fitted by least squares, with a fixed cost, to fork, patch and demand on chains "
-                f"of {graph_sizes[0]:,} to {graph_sizes[-1]:,} nodes. The ceiling is (a+β)/(a/2+β), where "
-                "a β below zero, which noise can bring about, counts as zero. It supposes that a full run "
-                "costs a per node too; a fresh world without forks is cheaper per node, as the last row "
-                "shows, and the ratio in time is lower by as much: with ops as trivial as these, a full "
-                "re-run can win."
-            ),
-        ),
-        series=series,
+        [*rows, *ceiling.rows()],
+        f"""
+        A chain of {NODES} nodes with a warm world over it. Every graft puts one node on the edge above a
+        fixed node, {BELOW} nodes from the end, so that what it invalidates stays the same while the chain
+        grows; the control redefines that node in a graph of its own. Mutations of the two kinds take turns. A
+        mutation is timed, invalidation included; the demand that follows is not.
+
+        The trimmed median leaves out the slowest tenth: what disturbs a timing makes it longer.
+
+        The interval of a slope allows for neighbouring blocks that are alike (Newey and West, five blocks),
+        and is too narrow where they are alike for longer. The slope of grafts holds graph size as well as
+        history: the chain grows. What drifts with the machine drifts in both arms, and falls out of their
+        difference.
+
+        a and β are fitted by least squares, with a fixed cost, to fork, patch and demand on chains of
+        {graph_sizes[0]:,} to {graph_sizes[-1]:,} nodes. The ceiling is (a+β)/(a/2+β), where a β below zero,
+        which noise can bring about, counts as zero. It supposes that a full run costs a per node too; a fresh
+        world without forks is cheaper per node, as the last row shows, and the ratio in time is lower by as
+        much: with ops as trivial as these, a full re-run can win.
+        """,
+        series={**series, "ceiling": ceiling.as_dict()},
     )
 
 
@@ -267,7 +240,7 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
     growing, fixed = sequential([NODES - 1]), sequential([NODES - 1])
     grown, kept = warm(growing.graph, growing.output), warm(fixed.graph, fixed.output)
     pairs = ((grafts, grown, growing), (redefinitions, kept, fixed))
-    above, reader = f"layer1.{NODES - 2 - BELOW}", f"layer1.{NODES - 1 - BELOW}"
+    above = ABOVE
     block, clock = chain(relu), time.perf_counter_ns
     for arm, world, layered in pairs:
         world.ledger.clear()
@@ -276,13 +249,13 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
     with gc_paused():
         for number in range(count):
             started = clock()
-            graft = growing.graph.graft((above, reader), block, name=f"graft{number}")
+            graft = growing.graph.graft((above, READER), block, name=f"graft{number}")
             grafts.milliseconds.append((clock() - started) / 1e6)
             above = graft.output
             grown.demand(growing.output)
             rule = _same_as_before if number % 2 else relu
             started = clock()
-            fixed.graph.redefine(reader, rule)
+            fixed.graph.redefine(READER, rule)
             redefinitions.milliseconds.append((clock() - started) / 1e6)
             kept.demand(fixed.output)
             for arm, _, layered in pairs:
@@ -301,49 +274,37 @@ def _same_as_before(x: float) -> float:
 def _counts(arms: Arms, mutations: int) -> list[Row]:
     """Return what is exact: the work that the demands did, and the size of the graphs in the end."""
     graph = sequential([NODES - 1]).graph
-    above, reader = f"layer1.{NODES - 2 - BELOW}", f"layer1.{NODES - 1 - BELOW}"
     each = {
-        "graft": batched_cost(graph, [GraftAt((above, reader), 1)]),
-        "redefinition": changed_cost(graph, [ChangeAt(reader, "redefine")]).total,
+        "graft": batched_cost(graph, [GraftAt((ABOVE, READER), 1)]),
+        "redefinition": changed_cost(graph, [ChangeAt(READER, "redefine")]).total,
     }
     rows = []
     for kind, cost in each.items():
-        at = f"{kind}, {mutations:,} of them"
-        grown = mutations if kind == "graft" else 0
+        at, arm, grown = f"{kind}, {mutations:,} of them", arms[kind], mutations if kind == "graft" else 0
+        paper = PAPER_SIZE if grown == PAPER_MUTATIONS else None
         rows += [
-            Row(f"{at}, nodes recomputed", None, mutations * cost, arms[kind].recomputed, unit="nodes"),
-            Row(
-                f"{at}, nodes in the end",
-                PAPER_SIZE if (kind, mutations) == ("graft", PAPER_MUTATIONS) else None,
-                NODES + grown,
-                arms[kind].size,
-                unit="nodes",
-            ),
+            Row(f"{at}, nodes recomputed", mutations * cost, arm.recomputed, unit="nodes"),
+            Row(f"{at}, nodes in the end", NODES + grown, arm.size, paper, unit="nodes"),
         ]
     return rows
 
 
 def _lengths(arms: Arms) -> list[Row]:
     """Return the sizes that the paper prints, the input counted: at its halves' ends, and the control's."""
-    graft, control = arms["graft"].lengths, set(arms["redefinition"].lengths)
-    middle = len(graft) // 2
-    at = f"graft, {PAPER_MUTATIONS} of them, nodes and input"
-    return [
-        Row(f"{at}, before the first", PAPER_LENGTHS[0], NODES + 1, graft[0], unit="nodes"),
-        Row(f"{at}, between the halves", PAPER_LENGTHS[1], NODES + 1 + middle, graft[middle], unit="nodes"),
-        Row(f"{at}, after the last", PAPER_LENGTHS[2], NODES + 1 + PAPER_MUTATIONS, graft[-1], unit="nodes"),
+    lengths, halves = arms["graft"].lengths, (0, PAPER_MUTATIONS // 2, PAPER_MUTATIONS)
+    rows = [
         Row(
-            f"redefinition, {PAPER_MUTATIONS} of them, nodes and input throughout",
-            PAPER_LENGTHS[0],
-            NODES + 1,
-            control.pop() if len(control) == 1 else -1,
+            f"graft, {PAPER_MUTATIONS} of them, nodes and input, {when}",
+            NODES + 1 + made,
+            lengths[made],
+            paper,
             unit="nodes",
-        ),
+        )
+        for made, (when, paper) in zip(halves, PAPER_LENGTHS.items(), strict=True)
     ]
-
-
-def _timing(name: str, paper: str | None, milliseconds: float, **facts: Any) -> Row:
-    return Row(name, paper, None, milliseconds, exact=False, unit="ms", facts=facts)
+    control = agreed(set(arms["redefinition"].lengths))
+    name = f"redefinition, {PAPER_MUTATIONS} of them, nodes and input throughout"
+    return [*rows, Row(name, NODES + 1, control, PAPER_LENGTHS["before the first"], unit="nodes")]
 
 
 def _interval(estimate: Estimate) -> dict[str, Any]:
@@ -355,4 +316,4 @@ def _drift_row(kind: str, mutations: int, medians: list[float]) -> Row:
     thousands = [BLOCK * (number + 0.5) / 1000 for number in range(len(medians))]
     slope = fitted_slope(thousands, medians)
     name = f"{kind}, drift per 1,000 mutations over {mutations:,}"
-    return _timing(name, None, slope.value, **_interval(slope))
+    return timing(name, slope.value, **_interval(slope))

@@ -1,9 +1,5 @@
 """E9: all cones of a transformer in closed form, and the ratio on the clock.
 
-Claim: in a Llama-style transformer of L layers and H heads the cone of a head in layer i has 10 + (L−i)·M
-nodes, that of an MLP 2 + (L−i)·M, with M = 7H + 15; the sweep ratio that follows is 2.145 and 2.073 at
-the paper's two sizes, where its clock showed 2.121 and 2.101.
-
     python -m conewise.paper.experiments.e9 --device cuda --full
 
 times both sizes as the paper did, and prints one JSON object.
@@ -30,6 +26,7 @@ from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
+    agreed,
     experiment,
     patch_cost,
     rows_of,
@@ -87,6 +84,15 @@ class Size:
         """The size in words."""
         return f"{self.layers} layers, {self.heads} heads"
 
+    @property
+    def all_sites(self) -> int:
+        """The number of its heads and MLPs."""
+        return self.layers * (self.heads + 1)
+
+    def ratio(self, *, readout: bool = False) -> Fraction:
+        """The closed form of its sweep ratio."""
+        return transformer_ratio(self.layers, self.heads, readout=readout)
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
@@ -102,11 +108,11 @@ class Clock:
     device: str
     timed_sites: int
     nodes: int
+    compared: int
+    different: int
     full: list[list[float]] = field(default_factory=list)
     again: list[list[float]] = field(default_factory=list)
     patched: list[list[float]] = field(default_factory=list)
-    compared: int = 0
-    different: int = 0
 
     @property
     def ratios(self) -> list[float]:
@@ -124,14 +130,9 @@ class Clock:
         return _typical(self.again) / _typical(self.patched)
 
     @property
-    def distance(self) -> float:
-        """The distance of the ratio from the prediction, in per cent of it."""
-        return 100 * (self.ratio / float(transformer_ratio(self.size.layers, self.size.heads)) - 1)
-
-    @property
     def note(self) -> str:
         """A description of what was timed."""
-        sites = self.size.layers * (self.size.heads + 1)
+        sites = self.size.all_sites
         sample = (
             f"all {sites} sites"
             if self.timed_sites == sites
@@ -145,44 +146,40 @@ class Clock:
 
     def rows(self) -> list[Row]:
         """Return the ratio beside the paper's, and the number of wrong answers."""
-        at, shape = f"clock, {self.size.name}", (self.size.layers, self.size.heads)
+        at, size = f"clock, {self.size.name}", self.size
+        again = "all recomputed in a fork over patches, seconds"
         differ = f"patched outputs that differ in a bit from a full re-run, of {self.compared}"
-        counted = transformer_ratio(*shape, readout=True)
         return [
             Row(
-                name=f"{at}, full re-runs over patches, seconds",
-                paper=self.size.wallclock,
-                predicted=transformer_ratio(*shape),
-                measured=self.ratio,
+                f"{at}, full re-runs over patches, seconds",
+                size.ratio(),
+                self.ratio,
+                size.wallclock,
                 exact=False,
                 facts=self.as_dict(),
             ),
-            *rows_of(
-                at,
-                ("all recomputed in a fork over patches, seconds", counted, self.ratio_again),
-                exact=False,
-            ),
-            *rows_of(at, (differ, 0, self.different)),
+            Row(f"{at}, {again}", size.ratio(readout=True), self.ratio_again, exact=False),
+            Row(f"{at}, {differ}", 0, self.different),
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON takes them."""
-        shape = (self.size.layers, self.size.heads)
+        prediction = float(self.size.ratio())
         return {
             "layers": self.size.layers,
             "heads": self.size.heads,
             "width": self.width,
             "positions": POSITIONS,
             "device": self.device,
-            "sites": self.size.layers * (self.size.heads + 1),
+            "sites": self.size.all_sites,
             "timed_sites": self.timed_sites,
             "nodes": self.nodes,
             "ratio": self.ratio,
             "ratio_all_recomputed_in_a_fork": self.ratio_again,
             "ratios": self.ratios,
-            "prediction": float(transformer_ratio(*shape)),
-            "prediction_readout_counted": float(transformer_ratio(*shape, readout=True)),
-            "distance_percent": self.distance,
+            "prediction": prediction,
+            "prediction_readout_counted": float(self.size.ratio(readout=True)),
+            "distance_percent": 100 * (self.ratio / prediction - 1),
             "paper_ratio": float(self.size.wallclock),
             "full_seconds": _typical(self.full),
             "all_recomputed_in_a_fork_seconds": _typical(self.again),
@@ -319,9 +316,17 @@ OTHERS = (
 )
 
 
-@experiment("torch")
+@experiment("Transformer cones, and the ratio on the clock", "torch")
 def e9(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
-    """Count all cones of both sizes, and of other families; then time them on the device that is there."""
+    """Count all cones of both sizes, and of other families; then time them on the device that is there.
+
+    Claim: The cone of a head in layer i has 10 + (L−i)(7H+15) nodes, that of an MLP 2 + (L−i)(7H+15), and the
+    sweep ratio that follows is 2.145 and 2.073 at the paper's two sizes, where its clock showed 2.121 and
+    2.101.
+
+    Compared: every cone and every ratio of counts equals the closed form exactly; patched outputs equal full
+    re-runs bit for bit; ratios of times are reported with their distance from the prediction.
+    """
     device = best_device()
     counted = [(LLAMA, size.layers, size.heads) for size in sizes]
     counted += [(family, 12, 12) for family in OTHERS]
@@ -340,57 +345,37 @@ def e9(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
             done += 3
             progress(done, work)
     matches = [row.match for row in rows if row.facts.get("family") == LLAMA.name]
-    sites = sum(size.layers * (size.heads + 1) for size in sizes)
+    sites = sum(size.all_sites for size in sizes)
+    right = "Llama-style, sites of both sizes with the cone of the closed form"
     printed = [
-        Row(
-            "Llama-style, sites of both sizes with the cone of the closed form",
-            "564",
-            sites,
-            sum(map(bool, matches)),
-        ),
-        Row("Llama-style, cones that differ from the closed form, of 564", "0", 0, matches.count(False)),
+        Row(right, sites, matches.count(True), "564"),
+        Row("Llama-style, cones that differ from the closed form, of 564", 0, matches.count(False), "0"),
     ]
     return Result(
-        name="e9",
-        title="Transformer cones, and the ratio on the clock",
-        claim=(
-            "The cone of a head in layer i has 10 + (L−i)(7H+15) nodes, that of an MLP 2 + (L−i)(7H+15), "
-            "and the sweep ratio that follows is 2.145 and 2.073 at the paper's two sizes, where its clock "
-            "showed 2.121 and 2.101."
-        ),
-        rows=[*printed, *rows] if len(sizes) == len(SIZES) else rows,
-        compared=(
-            "every cone and every ratio of counts equals the closed form exactly; patched outputs equal full "
-            "re-runs bit for bit; ratios of times are reported with their distance from the prediction"
-        ),
-        notes=(*NOTES, *(timed.note for timed in clocks)),
-        seed=SEED,
+        [*printed, *rows] if len(sizes) == len(SIZES) else rows,
+        "\n\n".join([NOTES, *(timed.note for timed in clocks)]),
+        SEED,
         versions=describe_device(device),
         series={"clock": [timed.as_dict() for timed in clocks]},
     )
 
 
-NOTES = (
-    (
-        "Each cone is what the engine recomputed after a patch of that head or MLP and a demand of the "
-        "readout. Cones were counted with heads of two numbers, at four positions: they do not depend on "
-        "width or length."
-    ),
-    (
-        "The paper's ρ(L,H) leaves the readout out of N and has it in every cone; the rows called "
-        "'readout counted' have it in both."
-    ),
-    (
-        "The clock's full re-run is a demand in a fresh world, which has no forks to look through and is "
-        "cheaper per node than a patched fork. Recomputing all in a fork takes the patches' own path: that "
-        "ratio shows locality alone."
-    ),
-    (
-        "The paper prints that its clock is 1.14 and 1.33 per cent away from ρ. The second follows from the "
-        "printed 2.101. From the printed 2.121 follow 1.11; 1.14 needs the end of what rounds to it, 2.1205."
-    ),
-    "GPT-2-style: LayerNorm, fused q, k, v; encoder: LayerNorm after each half. Biases are nodes.",
-)
+NOTES = """
+    Each cone is what the engine recomputed after a patch of that head or MLP and a demand of the readout.
+    Cones were counted with heads of two numbers, at four positions: they do not depend on width or length.
+
+    The paper's ρ(L,H) leaves the readout out of N and has it in every cone; the rows called 'readout counted'
+    have it in both.
+
+    The clock's full re-run is a demand in a fresh world, which has no forks to look through and is cheaper
+    per node than a patched fork. Recomputing all in a fork takes the patches' own path: that ratio shows
+    locality alone.
+
+    The paper prints that its clock is 1.14 and 1.33 per cent away from ρ. The second follows from the printed
+    2.101. From the printed 2.121 follow 1.11; 1.14 needs the end of what rounds to it, 2.1205.
+
+    GPT-2-style: LayerNorm, fused q, k, v; encoder: LayerNorm after each half. Biases are nodes.
+"""
 
 
 def count(family: Family, layers: int, heads: int) -> list[Row]:
@@ -406,37 +391,33 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
         shape = {"layers": layers, "heads": heads, "layer": patched.layer}
         cones.append(
             Row(
-                name=f"{at}, cone of {patched.site}",
-                paper=None,
-                predicted=family.cone(**shape, site=patched.kind),
-                measured=cost.recomputed,
+                f"{at}, cone of {patched.site}",
+                family.cone(**shape, site=patched.kind),
+                cost.recomputed,
                 unit="nodes",
                 detail=True,
                 facts={"family": family.name, **shape, "kind": patched.kind},
             )
         )
     full = base.ledger.count("recomputed")
-    printed = next((s for s in SIZES if family is LLAMA and (s.layers, s.heads) == (layers, heads)), None)
-    facts = {"layers": layers, "heads": heads, "nodes": full}
+    is_llama = family is LLAMA
+    size = next((one for one in SIZES if is_llama and (one.layers, one.heads) == (layers, heads)), None)
     ratio = Fraction(len(cones) * (full - 1), total)
+    right = sum(row.match is True for row in cones)
     with_readout = family.ratio(layers, heads, readout=True), Fraction(len(cones) * full, total)
+    paper = (size.sites, size.predicted) if size is not None else (None, None)
+    facts = {"layers": layers, "heads": heads, "nodes": full}
     return [
-        *(_layers(model, cones, at, layers, heads) if family is LLAMA else ()),
-        *(_distances(printed, ratio, at) if printed else ()),
+        *(_layers(model, cones, at, layers, heads) if is_llama else ()),
+        *(_distances(size, ratio, at) if size is not None else ()),
         Row(
-            name=f"{at}, sites with the cone of the closed form",
-            paper=printed.sites if printed else None,
-            predicted=layers * (heads + 1),
-            measured=sum(row.match is True for row in cones),
+            f"{at}, sites with the cone of the closed form",
+            layers * (heads + 1),
+            right,
+            paper[0],
             facts=facts,
         ),
-        Row(
-            name=f"{at}, ρ",
-            paper=printed.predicted if printed else None,
-            predicted=family.ratio(layers, heads),
-            measured=ratio,
-            facts=facts,
-        ),
+        Row(f"{at}, ρ", family.ratio(layers, heads), ratio, paper[1], facts=facts),
         *rows_of(at, ("ρ, readout counted", *with_readout), facts=facts),
         *cones,
     ]
@@ -449,47 +430,37 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
     """Return what the paper prints of a layer: its nodes, parameters among them, its sites, its boundary."""
     graph, where = model.graph, [f"layer{layer}." for layer in range(1, layers + 1)]
     held = [[site for site in graph.sites if site.startswith(layer)] for layer in where]
-    nodes = {len(sites) for sites in held}
-    parameters = {sum(site in graph.params for site in sites) for sites in held}
-    computed = {sum(not graph.is_source(site) for site in sites) for sites in held}
+    nodes = agreed({len(sites) for sites in held})
+    parameters = agreed({sum(site in graph.params for site in sites) for sites in held})
+    computed = agreed({sum(not graph.is_source(site) for site in sites) for sites in held})
     kinds = [patched.kind for patched in model.patched]
-    last = [row for row in cones if row.facts["layer"] == layers]
+    last = sum(row.measured for row in cones if row.facts["layer"] == layers)
     is_printed = (layers, heads) in {(size.layers, size.heads) for size in SIZES}
     counts = (str(layers * heads), str(layers)) if is_printed else (None, None)
     shape = blueprint("llama", layers, heads)
     of_layer = [site for site, _ in shape.nodes if site.startswith("layers.1.")]
-    own = [site for site in of_layer if site in shape.params]
+    own = sum(site in shape.params for site in of_layer)
     head, mlp = (transformer_cone(layers, heads, layers, kind) for kind in _KINDS)
+    all_cones = heads * head + mlp
     return [
-        Row(f"{at}, nodes of each layer, 7H+24", str(7 * heads + 24), len(of_layer), _one(nodes)),
-        Row(f"{at}, of which parameters", "9", len(own), _one(parameters)),
-        Row(
-            f"{at}, of which computed, M = 7H+15",
-            str(7 * heads + 15),
-            len(of_layer) - len(own),
-            _one(computed),
-        ),
-        Row(f"{at}, heads swept", counts[0], layers * heads, kinds.count("head")),
-        Row(f"{at}, MLPs swept", counts[1], layers, kinds.count("mlp")),
+        Row(f"{at}, nodes of each layer, 7H+24", len(of_layer), nodes, str(7 * heads + 24)),
+        Row(f"{at}, of which parameters", own, parameters, "9"),
+        Row(f"{at}, of which computed, M = 7H+15", len(of_layer) - own, computed, str(7 * heads + 15)),
+        Row(f"{at}, heads swept", layers * heads, kinds.count("head"), counts[0]),
+        Row(f"{at}, MLPs swept", layers, kinds.count("mlp"), counts[1]),
         Row(
             f"{at}, cones of the last layer together, 10H+2",
+            all_cones,
+            last,
             str(10 * heads + 2),
-            heads * head + mlp,
-            sum(row.measured for row in last),
             unit="nodes",
         ),
     ]
 
 
-def _one(found: set[int]) -> int:
-    """Return the one size that all layers have, or -1, which matches nothing."""
-    return next(iter(found)) if len(found) == 1 else -1
-
-
 def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
     """Return the distance of the paper's clock from ρ, in per cent, as printed and as its clock has it."""
     clock, half = Fraction(size.wallclock), Fraction(1, 2000)
-    given = transformer_ratio(size.layers, size.heads)
 
     def distance(of: Fraction, from_: Fraction) -> Fraction:
         return 100 * abs(of / from_ - 1)
@@ -498,16 +469,12 @@ def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
         allowed = sorted(round(distance(one, rho), 2) for one in (clock - half, clock, clock + half))
         return int(allowed[0] <= Fraction(size.distance) <= allowed[-1])
 
+    far = f"{at}, distance of the paper's clock, {size.wallclock}, from ρ, per cent"
     possible = f"whether {size.wallclock}, within its rounding, can be {size.distance} per cent away"
+    given = size.ratio()
     return [
-        Row(
-            f"{at}, distance of the paper's clock, {size.wallclock}, from ρ, per cent",
-            size.distance,
-            distance(clock, given),
-            distance(clock, ratio),
-            exact=False,
-        ),
-        *rows_of(at, (possible, is_possible(given), is_possible(ratio))),
+        Row(far, distance(clock, given), distance(clock, ratio), size.distance, exact=False),
+        Row(f"{at}, {possible}", is_possible(given), is_possible(ratio)),
     ]
 
 

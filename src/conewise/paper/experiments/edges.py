@@ -15,7 +15,7 @@ from conewise.circuits.acdc import Search, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent
+from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
 from conewise.paper.experiments.sweeps import SEED, captured
 from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
 from conewise.paper.theory.parts import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
@@ -39,19 +39,20 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 DEPTHS, CURVE = (1, 2, 3), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
 
-@experiment("torch", "transformers")
+@experiment("Every edge of a model", "torch", "transformers")
 def edges(
     progress: Progress = silent, names: Sequence[str] = tuple(SHAPES), depths: Sequence[int] = DEPTHS
 ) -> Result:
     """Sweep every edge of small models; predict each depth from graphs of one and two layers.
 
-    Claim: readers compute once for each writer, every edge costs the cone of its reader, and against one
-    full run for each edge the ratio tends to 3, times what a layer computes over what of it a change can
-    reach. The numbers of one layer are read off graphs of one and two layers; they predict deeper models.
+    Claim: The sweep over all edges costs what readers compute, once for each writer, and a cone for each
+    edge; against full runs its ratio tends to 3, or more where part of a layer never changes.
+
+    Compared: edges and node evaluations of plans and ledgers equal the closed forms exactly.
     """
     rows: list[Row] = []
     series: dict[str, Any] = {"layers": list(CURVE), "ratio": {}, "shared": {}}
-    for done, name in enumerate(names, start=1):
+    for name in tracked(names, progress):
         sweeps = {depth: _sweep(name, depth) for depth in sorted({1, 2, *depths})}
         numbers = _numbers(sweeps[1], sweeps[2])
         for depth in depths:
@@ -63,33 +64,23 @@ def edges(
         rows.append(
             Row(
                 f"{name}, the ratio at {CURVE[-1]} layers, by the closed form; predicted: its limit",
-                *(None, limit, curve[-1].ratio),
+                limit,
+                curve[-1].ratio,
                 exact=False,
                 facts={"model": name, "limit": float(limit)},
             )
         )
-        progress(done, len(names))
     return Result(
-        name="edges",
-        title="Every edge of a model",
-        claim=(
-            "The sweep over all edges costs what readers compute, once for each writer, and a cone for each "
-            "edge; against full runs its ratio tends to 3, or more where part of a layer never changes."
-        ),
-        rows=rows,
-        compared="edges and node evaluations of plans and ledgers equal the closed forms exactly",
-        notes=(
-            (
-                f"Random weights, {HEADS} heads, {POSITIONS} positions; Llama with two heads for keys and "
-                "values, GPT-NeoX with parallel blocks. What a reader computes and what lies behind it is "
-                "read off the graph of one layer, what a layer adds off that of two."
-            ),
-            (
-                "The shared part is what readers compute before their sites have values. World by world "
-                "nothing is shared, and every edge pays for its reader."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        Random weights, {HEADS} heads, {POSITIONS} positions; Llama with two heads for keys and values,
+        GPT-NeoX with parallel blocks. What a reader computes and what lies behind it is read off the graph of
+        one layer, what a layer adds off that of two.
+
+        The shared part is what readers compute before their sites have values. World by world nothing is
+        shared, and every edge pays for its reader.
+        """,
+        SEED,
         series=series,
     )
 
@@ -170,7 +161,7 @@ CHANCES, LAUNCH, WIDTHS = ("1/2", "4/5", "9/10", "19/20"), 20, (*range(1, 16), *
 LINE = 200
 
 
-@experiment("torch", "transformers")
+@experiment("Greedy search, and guessing ahead", "torch", "transformers")
 def greedy(
     progress: Progress = silent,
     names: Sequence[str] = NAMES,
@@ -178,61 +169,45 @@ def greedy(
 ) -> Result:
     """Search small models, count their decisions again by a ledger, and run the search over every script.
 
-    Claim: a trial costs its correction, the cone of its reader, and the corrections that stand behind it;
-    guesses that are right with a chance p take in stacks of width W, on average, what the closed form says.
     The search runs on a captured model; its decisions are made again on a graph of numbers, with a ledger.
+
+    Claim: A trial of ACDC costs its correction, a cone, and the corrections behind it; guesses in stacks of W
+    take what the closed form says, and gain at most 1/(1−p), and at most 1 + c/u.
+
+    Compared: node evaluations of plans and of trials, stacks, worlds and worlds in vain over all scripts
+    equal the closed forms exactly. What the searches themselves took is reported.
     """
     rows: list[Row] = []
-    for done, name in enumerate(names, start=1):
-        rows += _searched(name)
-        progress(done, len(names) + len(lines))
-    for done, (candidates, width) in enumerate(lines, start=len(names) + 1):
-        rows += _guessed(candidates, width)
-        progress(done, len(names) + len(lines))
+    cases: list[str | tuple[int, int]] = [*names, *lines]
+    for case in tracked(cases, progress):
+        rows += _searched(case) if isinstance(case, str) else _guessed(*case)
+    chances = {p: Fraction(p) for p in CHANCES}
+    widths = {p: best_width(right, LAUNCH) for p, right in chances.items()}
+    gains = {p: [float(speculation_gain(W, right, LAUNCH)) for W in WIDTHS] for p, right in chances.items()}
     series = {
         "widths": list(WIDTHS),
-        "gain": {
-            p: [float(speculation_gain(width, Fraction(p), LAUNCH)) for width in WIDTHS] for p in CHANCES
-        },
-        "best": {p: _best(Fraction(p)) for p in CHANCES},
+        "gain": gains,
+        "best": {p: (W, float(speculation_gain(W, chances[p], LAUNCH))) for p, W in widths.items()},
         "worlds": {
-            p: [float(speculation(LINE, width, Fraction(p)).worlds) / LINE for width in WIDTHS]
-            for p in CHANCES
+            p: [float(speculation(LINE, W, right).worlds) / LINE for W in WIDTHS]
+            for p, right in chances.items()
         },
         "launch": LAUNCH,
     }
     return Result(
-        name="greedy",
-        title="Greedy search, and guessing ahead",
-        claim=(
-            "A trial of ACDC costs its correction, a cone, and the corrections behind it; guesses in stacks "
-            "of W take what the closed form says, and gain at most 1/(1−p), and at most 1 + c/u."
-        ),
-        rows=rows,
-        compared=(
-            "node evaluations of plans and of trials, stacks, worlds and worlds in vain over all scripts "
-            "equal the closed forms exactly. What the searches themselves took is reported"
-        ),
-        notes=(
-            (
-                f"Models of {LAYERS} layers with random weights; the decisions of their searches are made "
-                "again, in order, on the same graph with numbers for values: a correction is grafted behind "
-                "its reader, or given another rule, and taken back where the edge is kept."
-            ),
-            (
-                "The search itself leaves out what nothing reads any more, and what no kept edge reaches; "
-                "current worlds, and those in vain, come on top. A script says of each guess whether it "
-                "turns out right; the mean is over all of them, each with its chance."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        Models of {LAYERS} layers with random weights; the decisions of their searches are made again, in
+        order, on the same graph with numbers for values: a correction is grafted behind its reader, or given
+        another rule, and taken back where the edge is kept.
+
+        The search itself leaves out what nothing reads any more, and what no kept edge reaches; current
+        worlds, and those in vain, come on top. A script says of each guess whether it turns out right; the
+        mean is over all of them, each with its chance.
+        """,
+        SEED,
         series=series,
     )
-
-
-def _best(right: Fraction) -> tuple[int, float]:
-    width = best_width(right, LAUNCH)
-    return width, float(speculation_gain(width, right, LAUNCH))
 
 
 def _searched(name: str) -> list[Row]:
@@ -324,17 +299,13 @@ def _count(*values: int) -> int:
 
 def _guessed(candidates: int, width: int) -> list[Row]:
     right = Fraction(3, 4)
-    predicted = speculation(candidates, width, right)
-    measured = expected(candidates, width, right)
+    predicted, measured = speculation(candidates, width, right), expected(candidates, width, right)
     at = f"{candidates} candidates, {width} at once, guesses right 3 times in 4"
-    facts: dict[str, Any] = {"candidates": candidates, "width": width}
+    facts = {"candidates": candidates, "width": width}
+    whats = {"stacks": predicted.stacks, "worlds": predicted.worlds, "worlds in vain": predicted.in_vain}
     return [
-        Row(f"{at}, {what} on average", None, one, other, facts=facts | {"what": what})
-        for what, one, other in (
-            ("stacks", predicted.stacks, measured[0]),
-            ("worlds", predicted.worlds, measured[1]),
-            ("worlds in vain", predicted.in_vain, measured[2]),
-        )
+        Row(f"{at}, {what} on average", one, other, facts={**facts, "what": what})
+        for (what, one), other in zip(whats.items(), measured, strict=True)
     ]
 
 

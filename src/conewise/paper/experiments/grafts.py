@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -16,10 +16,12 @@ from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
+    agreed,
     experiment,
-    patch_cost,
     rows_of,
     silent,
+    sweep,
+    tracked,
     warm,
 )
 from conewise.paper.theory.grafts import (
@@ -39,6 +41,7 @@ from conewise.reactive.world import World
 NODES, SITES, FRESH = 400, 6, 20
 Order = tuple[int, ...]
 Way = Literal["edge", "after"]
+WAYS: tuple[Way, Way] = ("edge", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,96 +63,73 @@ PAPER: dict[str, Printed] = {
 }
 
 
-@experiment()
+@experiment("Sequences of grafts, interleaved and batched")
 def e7(progress: Progress = silent) -> Result:
     """Make the three orders, interleaved and batched, as grafts on an edge and as grafts after a node.
 
-    Claim (Theorem "exact interleaved cost", Proposition "batched grafting"): with a demand after each graft
-    an order costs the isolated sum plus an overcount Δ, which is 0 upstream first and h·K(K−1)/2 downstream
-    first; without demands in between all orders cost the same: the union of the cones and the fresh nodes.
+    Claim (Theorem "exact interleaved cost", Proposition "batched grafting"): With a demand after each graft
+    an order costs the isolated sum plus Δ ≥ 0: 0 upstream first, h·K(K−1)/2 downstream first. As a batch
+    every order costs the union of the cones plus the fresh nodes.
+
+    Compared: every count equals the theory's and the paper's, at zero tolerance.
     """
+    graph, sites = build()
+    planned = _planned(sites, "edge")
+    alone = sum(cost.recomputed for place in range(SITES) for cost in _interleaved((place,), "edge"))
+    steps: list[Row] = []
+    batches: list[Row] = []
     rows: list[Row] = []
-    total = 4 * len(PAPER)
-    for name, printed in PAPER.items():
-        on_edge, after = _interleaved(printed.order, "edge"), _interleaved(printed.order, "after")
-        graph, sites = build()
-        predicted = interleaved_cost(graph, _planned(sites, "edge"), printed.order)
+    for name, printed in tracked(list(PAPER.items()), progress):
+        on_edge, after = (_interleaved(printed.order, way) for way in WAYS)
+        predicted = interleaved_cost(graph, planned, printed.order)
         again = interleaved_cost(graph, _planned(sites, "after"), printed.order)
         assert predicted == again, "on a chain a node has one reader, so both kinds of graft are one"
         for step, place in enumerate(printed.order):
-            rows.append(
+            made = on_edge[step]
+            facts = {"order": name, "step": step + 1, "site": sites[place], **asdict(made)}
+            steps.append(
                 Row(
-                    name=f"{name}, graft {step + 1} of {SITES}, at {sites[place]}",
-                    paper=printed.costs[step],
-                    predicted=predicted.costs[step],
-                    measured=_agreed(on_edge[step], after[step]),
+                    f"{name}, graft {step + 1} of {SITES}, at {sites[place]}",
+                    predicted.costs[step],
+                    _agreed(made, after[step]),
+                    printed.costs[step],
                     unit="nodes",
-                    facts={
-                        "order": name,
-                        "step": step + 1,
-                        "site": sites[place],
-                        "invalidated": on_edge[step].invalidated,
-                        "fresh": on_edge[step].fresh,
-                        "recomputed": on_edge[step].recomputed,
-                        "recomputed_after_node": after[step].recomputed,
-                    },
+                    facts={**facts, "recomputed_after_node": after[step].recomputed},
                 )
             )
         spent = sum(cost.recomputed for cost in on_edge)
-        alone = sum(cost.recomputed for cost in _isolated())
-        rows.append(
-            Row(
-                name=f"{name}, overcount Δ",
-                paper=printed.overcount,
-                predicted=predicted.overcount,
-                measured=spent - alone,
-                unit="nodes",
-                facts={"order": name, "interleaved": spent, "isolated": alone},
-            )
+        overcount = Row(
+            f"{name}, overcount Δ",
+            predicted.overcount,
+            spent - alone,
+            printed.overcount,
+            unit="nodes",
+            facts={"order": name, "interleaved": spent, "isolated": alone},
         )
-        progress(len(rows), total * 2)
-    for name, printed in PAPER.items():
-        graph, sites = build()
-        rows.append(
-            Row(
-                name=f"{name}, batched",
-                paper="463",
-                predicted=batched_cost(graph, _planned(sites, "edge")),
-                measured=_agreed(_batched(printed.order, "edge"), _batched(printed.order, "after")),
-                unit="nodes",
-                facts={"order": name},
-            )
-        )
-    grafts = [row for row in rows if "step" in row.facts]
-    rows.append(
-        Row(
-            "grafts of the three orders that cost what the closed form says",
-            "18",
-            len(PAPER) * SITES,
-            sum(row.measured == row.predicted for row in grafts),
-        )
-    )
-    rows.extend(_summary())
-    progress(1, 1)
+        rows += [*steps[-SITES:], overcount]
+        measured = _agreed(*(_batched(printed.order, way) for way in WAYS))
+        total = batched_cost(graph, planned)
+        batches.append(Row(f"{name}, batched", total, measured, "463", unit="nodes", facts={"order": name}))
     return Result(
-        name="e7",
-        title="Sequences of grafts, interleaved and batched",
-        claim=(
-            "With a demand after each graft an order costs the isolated sum plus Δ ≥ 0: 0 upstream first, "
-            "h·K(K−1)/2 downstream first. As a batch every order costs the union of the cones plus the "
-            "fresh nodes."
-        ),
-        rows=rows,
-        compared="every count equals the theory's and the paper's, at zero tolerance",
-        notes=(
-            (
-                "A graft's cost is what the ledger has as recomputed by the demand that follows; it equals "
-                "the nodes that the graft invalidated plus its fresh ones, and is the same for a graft on "
-                "the edge behind a site and for one after the site."
+        [
+            *(*rows, *batches),
+            Row(
+                "grafts of the three orders that cost what the closed form says",
+                len(PAPER) * SITES,
+                sum(row.measured == row.predicted for row in steps),
+                "18",
             ),
-            "Δ is the interleaved total less the total of the six grafts made each on a graph of its own.",
-            "The order of the paper's random permutation is the only one that has the printed costs.",
-        ),
+            *_summary(graph, sites, alone),
+        ],
+        """
+        A graft's cost is what the ledger has as recomputed by the demand that follows; it equals the nodes
+        that the graft invalidated plus its fresh ones, and is the same for a graft on the edge behind a site
+        and for one after the site.
+
+        Δ is the interleaved total less the total of the six grafts made each on a graph of its own.
+
+        The order of the paper's random permutation is the only one that has the printed costs.
+        """,
     )
 
 
@@ -203,11 +183,6 @@ def _interleaved(order: Order, way: Way) -> list[GraftCost]:
     return costs
 
 
-def _isolated() -> list[GraftCost]:
-    """Make each graft on a graph of its own."""
-    return [cost for place in range(SITES) for cost in _interleaved((place,), "edge")]
-
-
 def _batched(order: Order, way: Way) -> GraftCost:
     """Make all grafts, then one demand."""
     graph, sites = build()
@@ -218,28 +193,24 @@ def _batched(order: Order, way: Way) -> GraftCost:
     return GraftCost(ledger.count("invalidated"), fresh, ledger.count("recomputed"))
 
 
-def _agreed(one: GraftCost, other: GraftCost) -> int:
-    """Return the cost that all witnesses agree on, or -1, which matches nothing."""
-    witnesses = {cost.recomputed for cost in (one, other)}
-    witnesses |= {cost.invalidated + cost.fresh for cost in (one, other)}
-    return witnesses.pop() if len(witnesses) == 1 else -1
+def _agreed(*made: GraftCost) -> int:
+    """Return the cost that all witnesses agree on: recomputed, and invalidated with the fresh nodes."""
+    return agreed({found for cost in made for found in (cost.recomputed, cost.invalidated + cost.fresh)})
 
 
-def _summary() -> list[Row]:
+def _summary(graph: Graph, sites: tuple[Site, ...], alone: int) -> list[Row]:
     """Return the totals that the paper's text prints around its table."""
-    graph, sites = build()
     planned = _planned(sites, "edge")
     extremes = order_extremes(graph, planned)
     batch, predicted = _batched(PAPER["random"].order, "edge"), batched_cost(graph, planned)
-    alone = sum(cost.recomputed for cost in _isolated())
     least, most = (
         sum(cost.recomputed for cost in _interleaved(order, "edge")) - alone
         for order in (extremes.best, extremes.worst)
     )
-    shallowest = patch_cost(warm(graph, f"n{NODES}"), sites[0], 2.0, f"n{NODES}").recomputed
+    shallowest = sweep(graph, sites[:1], f"n{NODES}").recomputed
     without_fresh = batched_cost(graph, [GraftAt(graft.at, 0) for graft in planned])
     return [
-        Row(name, paper, predicted, measured, unit="nodes")
+        Row(name, predicted, measured, paper, unit="nodes")
         for name, paper, predicted, measured in (
             ("isolated sum of the six grafts", "1320", isolated_cost(graph, planned), alone),
             (
@@ -285,14 +256,16 @@ class Course:
     loss_changed: int = 0
 
 
-@experiment()
+@experiment("A network that grows while it is trained")
 def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
     """Train and grow; then train as long without growing, from the same beginning.
 
-    Claim (the remark on growing a network mid-training): a growth schedule is accounted for as any sequence
-    of grafts. Each graft costs what the closed form says of the graph before training began; each step costs
-    what depends on the parameters; a graft of residual blocks with zero weights leaves the loss as it was,
-    bit for bit, and the loss goes on falling.
+    Claim (the remark on growing a network mid-training): Blocks grafted during training cost what the closed
+    form says of the graph before it, and each step costs what depends on the parameters it sets; the grafts
+    leave the loss as it was, bit for bit, and it goes on falling.
+
+    Compared: the nodes recomputed by every step and every graft equal the theory's exactly; the loss is the
+    same in every bit before and after each graft, and falls in every round. Losses are reported.
     """
     grown = train(ORDER, steps, progress)
     plain = train((), steps * (len(ORDER) + 1))
@@ -301,14 +274,12 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
     rows = [
         Row(
             f"nodes recomputed by {count} steps, for the loss and the gradients that are read",
-            None,
             sum(predicted for predicted, _ in grown.steps),
             sum(measured for _, measured in grown.steps),
             unit="nodes",
         ),
         Row(
             f"of {count} steps, those that recomputed another number",
-            None,
             0,
             sum(predicted != measured for predicted, measured in grown.steps),
         ),
@@ -320,53 +291,32 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
             ("gradient nodes computed anew", *grown.reversals[number - 1]),
             unit="nodes",
         )
-    falls = sum(losses[-1] < losses[0] for losses in rounds)
+    rising = len(rounds) - sum(losses[-1] < losses[0] for losses in rounds)
     rows += [
-        Row("grafts that changed the loss in a bit", None, 0, grown.loss_changed),
-        Row(
-            f"of {len(rounds)} rounds of {steps} steps, those in which the loss did not fall",
-            None,
-            0,
-            len(rounds) - falls,
-        ),
-        Row("loss at the beginning", None, None, grown.losses[0], exact=False),
-        Row("loss in the end, grown", None, None, grown.losses[-1], exact=False),
-        Row("loss in the end, as many steps without growth", None, None, plain.losses[-1], exact=False),
+        Row("grafts that changed the loss in a bit", 0, grown.loss_changed),
+        Row(f"of {len(rounds)} rounds of {steps} steps, those in which the loss did not fall", 0, rising),
+        Row("loss at the beginning", None, grown.losses[0], exact=False),
+        Row("loss in the end, grown", None, grown.losses[-1], exact=False),
+        Row("loss in the end, as many steps without growth", None, plain.losses[-1], exact=False),
     ]
     for number, (counts, loss) in enumerate(zip(grown.steps, grown.losses, strict=True), start=1):
-        facts = {"step": number, "loss": loss}
-        name = f"step {number}, nodes recomputed"
-        rows.append(Row(name, None, *counts, unit="nodes", detail=True, facts=facts))
+        name, facts = f"step {number}, nodes recomputed", {"step": number, "loss": loss}
+        rows.append(Row(name, *counts, unit="nodes", detail=True, facts=facts))
     return Result(
-        name="growth",
-        title="A network that grows while it is trained",
-        claim=(
-            "Blocks grafted during training cost what the closed form says of the graph before it, and each "
-            "step costs what depends on the parameters it sets; the grafts leave the loss as it was, bit for "
-            "bit, and it goes on falling."
-        ),
-        rows=rows,
-        compared=(
-            "the nodes recomputed by every step and every graft equal the theory's exactly; the loss is the "
-            "same in every bit before and after each graft, and falls in every round. Losses are reported"
-        ),
-        notes=(
-            (
-                f"A residual network of {LAYERS} layers over numpy, its gradients nodes of the same graph, "
-                f"fitted to a deeper one by gradient descent on all {EXAMPLES} examples. After each {steps} "
-                "steps a block x + f(x), whose last weights are zero, is grafted after a layer, in the order "
-                f"{', '.join(str(layer + 1) for layer in ORDER)}; the first {steps // 4} steps then train "
-                "the fresh block alone."
-            ),
-            (
-                "A step sets the parameters that are trained, and demands the loss and the gradients that "
-                "the next step reads: what depends on these parameters is computed. A graft takes the "
-                "gradients out, puts the block in, demands the loss, and builds the gradients again; what "
-                "the loss costs is predicted from the graph before the first step, by the formula for "
-                "interleaved grafts."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        A residual network of {LAYERS} layers over numpy, its gradients nodes of the same graph, fitted to a
+        deeper one by gradient descent on all {EXAMPLES} examples. After each {steps} steps a block x + f(x),
+        whose last weights are zero, is grafted after a layer, in the order
+        {", ".join(str(layer + 1) for layer in ORDER)}; the first {steps // 4} steps then train the fresh
+        block alone.
+
+        A step sets the parameters that are trained, and demands the loss and the gradients that the next step
+        reads: what depends on these parameters is computed. A graft takes the gradients out, puts the block
+        in, demands the loss, and builds the gradients again; what the loss costs is predicted from the graph
+        before the first step, by the formula for interleaved grafts.
+        """,
+        SEED,
         series={
             "grown": grown.losses,
             "plain": plain.losses,

@@ -1,9 +1,4 @@
-"""The Karamata index of real networks: how their weight lies by depth, and the ratio of their sweeps.
-
-Claim (Theorem "aggregate sweep ratio"): the ratio of a sweep is a readout of where the weight of a network
-lies. Here are captured architectures, their layers weighed in nodes, in FLOPs and in measured time, the
-index that fits them, the ratio that follows from it at their depth, and the ratio of their sweeps.
-"""
+"""The Karamata index of real networks: how their weight lies by depth, and the ratio of their sweeps."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from typing import Any
 from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
-from conewise.paper.experiments.result import Number, Progress, Result, Row, experiment, silent
+from conewise.paper.experiments.result import Number, Progress, Result, Row, experiment, silent, tracked
 from conewise.paper.experiments.transformers import one_thread
 from conewise.paper.theory.profiles import KaramataIndex, karamata_index, layered_ratio
 from conewise.paper.theory.sweeps import effective_index, sweep_ratio
@@ -58,7 +53,6 @@ class Weighed:
 
     network: str
     unit: str
-    layers: int
     sites: int
     profile: tuple[Weight, ...]
     index: KaramataIndex
@@ -70,15 +64,14 @@ class Weighed:
         """Return the index, the ratio that follows from it, and the ratio of the sweep."""
         q, effective = self.index.q, effective_index(self.measured)
         return Row(
-            name=f"{self.network}, {self.unit}, index {q.value:.2f}: ρ by the index, ρ of its sweep",
-            paper=None,
-            predicted=self.by_index,
-            measured=self.measured,
+            f"{self.network}, {self.unit}, index {q.value:.2f}: ρ by the index, ρ of its sweep",
+            self.by_index,
+            self.measured,
             exact=False,
             facts={
                 "network": self.network,
                 "weight": self.unit,
-                "layers": self.layers,
+                "layers": len(self.profile),
                 "sites": self.sites,
                 "index": q.value,
                 "index_low": q.low,
@@ -93,66 +86,53 @@ class Weighed:
 
     def exact_row(self) -> Row:
         """Return the ratio of the sweep from the graph alone, and as its plan counts it."""
-        return Row(
-            name=f"{self.network}, {self.unit}, ρ of its sweep",
-            paper=None,
-            predicted=self.predicted,
-            measured=self.measured,
-            detail=True,
-            facts={"network": self.network, "weight": self.unit},
-        )
+        name, facts = f"{self.network}, {self.unit}", {"network": self.network, "weight": self.unit}
+        return Row(f"{name}, ρ of its sweep", self.predicted, self.measured, detail=True, facts=facts)
 
 
-@experiment("torch", "transformers")
+@experiment("The index of real networks, and the ratio of their sweeps", "torch", "transformers")
 def index(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURES)) -> Result:
-    """Capture each architecture, weigh its layers, and plan the sweep of its heads and MLPs."""
-    found: list[Weighed] = []
+    """Capture each architecture, weigh its layers in nodes, in FLOPs and in time, and plan its sweep.
+
+    Beside the ratio of the sweep of heads and MLPs stands the one that follows from the index that fits the
+    layers, at their depth.
+
+    Claim (Theorem "aggregate sweep ratio"): The ratio of a sweep is a readout of where the weight of a
+    network lies. Layers that are alike have index 0; what then moves the ratio away from 2 is depth, where in
+    their layers the sites stand, and what stands before and after all layers.
+
+    Compared: the ratio of each sweep in nodes, as its plan counts them, and in FLOPs, equals what the theory
+    says of the graph, exactly. The index, what follows from it, and all times are reported.
+    """
     with one_thread():
-        for done, name in enumerate(names, start=1):
-            found.extend(weigh(name))
-            progress(done, len(names))
+        found = [one for name in tracked(names, progress) for one in weigh(name)]
     exact = [one for one in found if one.unit != "time"]
     rows = [
         Row(
             f"of {len(names)} networks, those whose sweep has the ratio in {unit} that its graph says",
-            None,
             len(names),
             sum(one.predicted == one.measured for one in exact if one.unit == unit),
         )
         for unit in ("nodes", "FLOPs")
     ]
     return Result(
-        name="index",
-        title="The index of real networks, and the ratio of their sweeps",
-        claim=(
-            "The ratio of a sweep is a readout of where the weight of a network lies. Layers that are alike "
-            "have index 0; what then moves the ratio away from 2 is depth, where in their layers the sites "
-            "stand, and what stands before and after all layers."
-        ),
-        rows=[*rows, *(one.row() for one in found), *(one.exact_row() for one in exact)],
-        compared=(
-            "the ratio of each sweep in nodes, as its plan counts them, and in FLOPs, equals what the theory "
-            "says of the graph, exactly. The index, what follows from it, and all times are reported"
-        ),
-        notes=(
-            (
-                f"Small models of the architectures of the coverage table, of {LAYERS} layers in all, with "
-                f"random weights, {POSITIONS} positions, one thread; and MobileNetV2, a convolutional one "
-                "whose layers are not alike. Swept are all heads and MLP outputs, or the outputs of layers "
-                "where there are no heads; all outputs are demanded."
-            ),
-            (
-                "The index is fitted to the weights of the layers; its 95 % interval and its limit are in "
-                "the JSON. The ratio by the index is that of layers which vary as the index says, at the "
-                "network's depth, with what it has before and after its layers, and its sites where they "
-                "stand. The two differ where a cone is not all that comes later: what a layer makes of "
-                "positions (rotary embeddings, masks) or of parameters alone is in no cone of a site, which "
-                "raises the ratio, in nodes more than in FLOPs; and a decoder reads its own input beside the "
-                "encoder (T5)."
-            ),
-            f"Time is the fastest of {ROUNDS} runs of each operation alone, summed over what is recomputed.",
-        ),
-        seed=SEED,
+        [*rows, *(one.row() for one in found), *(one.exact_row() for one in exact)],
+        f"""
+        Small models of the architectures of the coverage table, of {LAYERS} layers in all, with random
+        weights, {POSITIONS} positions, one thread; and MobileNetV2, a convolutional one whose layers are not
+        alike. Swept are all heads and MLP outputs, or the outputs of layers where there are no heads; all
+        outputs are demanded.
+
+        The index is fitted to the weights of the layers; its 95 % interval and its limit are in the JSON. The
+        ratio by the index is that of layers which vary as the index says, at the network's depth, with what
+        it has before and after its layers, and its sites where they stand. The two differ where a cone is not
+        all that comes later: what a layer makes of positions (rotary embeddings, masks) or of parameters
+        alone is in no cone of a site, which raises the ratio, in nodes more than in FLOPs; and a decoder
+        reads its own input beside the encoder (T5).
+
+        Time is the fastest of {ROUNDS} runs of each operation alone, summed over what is recomputed.
+        """,
+        SEED,
         series={
             "profiles": {
                 name: {one.unit: one.profile for one in found if one.network == name} for name in names
@@ -182,22 +162,12 @@ def weigh(name: str) -> list[Weighed]:
     }
     found = []
     for unit, (weights, counted) in measured.items():
-        predicted = sweep_ratio(graph, patched, demand=demand, weights=weights)
+        ratio = sweep_ratio(graph, patched, demand=demand, weights=weights)
         profile = layers.profile(weights)
         index = karamata_index(profile)
-        found.append(
-            Weighed(
-                name,
-                unit,
-                len(layers.inside),
-                len(patched),
-                tuple(profile),
-                index,
-                predicted,
-                predicted if counted is None else counted,
-                _by_index(graph, layers, weights, patched, index),
-            )
-        )
+        by_index = _by_index(graph, layers, weights, patched, index)
+        own = ratio if counted is None else counted
+        found.append(Weighed(name, unit, len(patched), tuple(profile), index, ratio, own, by_index))
     return found
 
 

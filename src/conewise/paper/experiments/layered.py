@@ -20,6 +20,8 @@ from conewise.paper.experiments.result import (
     patch_wave,
     rows_of,
     silent,
+    sweep,
+    tracked,
     warm,
 )
 from conewise.paper.theory.backward import joint_ratio, training_ratio
@@ -182,12 +184,16 @@ PAPER_LIMITS: dict[tuple[float, Profile], str] = {
 }
 
 
-@experiment()
+@experiment("The sweep ratio under non-uniform cost profiles")
 def e4(progress: Progress = silent, depths: tuple[int, ...] = E4_DEPTHS) -> Result:
     """Patch and demand each site of every index, profile and depth of the paper.
 
-    Claim (Theorem "aggregate sweep ratio"): full re-runs of all sites cost ρ times what the cones do; ρ tends
-    to (q+2)/(q+1) when layers grow like j^q towards the output, to q+2 when they grow towards the input.
+    Claim (Theorem "aggregate sweep ratio"): Full re-runs of every site cost ρ times what their cones cost; ρ
+    tends to (q+2)/(q+1) when layers grow like j^q towards the output, and to q+2 when they grow towards the
+    input.
+
+    Compared: ρ from the ledger equals the closed form at finite L, as fractions, and the paper in every
+    printed digit; the limits equal the paper's predicted ones in every printed digit.
     """
     worlds = differences = 0
 
@@ -195,22 +201,20 @@ def e4(progress: Progress = silent, depths: tuple[int, ...] = E4_DEPTHS) -> Resu
         nonlocal worlds, differences
         weights = profile_weights(L, q, profile)
         layered = sequential(weights)
-        base = warm(layered.graph, layered.output)
-        costs = [patch_cost(base, site, 2.0, layered.output) for site in layered.sites]
-        assert all(cost.value == 2.0 for cost in costs), "a chain of relu passes a positive patch on"
-        worlds += len(costs)
-        differences += sum(cost.invalidated != cost.recomputed for cost in costs)
-        full = base.ledger.count("recomputed")
+        swept = sweep(layered.graph, layered.sites, layered.output)
+        assert all(cost.value == 2.0 for cost in swept.costs), "a chain of relu passes a positive patch on"
+        worlds += L
+        differences += sum(cost.invalidated != cost.recomputed for cost in swept.costs)
         return Row(
-            name=f"ρ, {profile}, q = {q:g}, L = {L}",
-            paper=PAPER.get((q, profile, L)),
-            predicted=sweep_ratio(weights, terminal=1),
-            measured=Fraction(L * full, sum(cost.recomputed for cost in costs)),
+            f"ρ, {profile}, q = {q:g}, L = {L}",
+            sweep_ratio(weights, terminal=1),
+            swept.ratio,
+            PAPER.get((q, profile, L)),
             facts={
                 "q": q,
                 "profile": profile,
                 "L": L,
-                "nodes": full,
+                "nodes": swept.full,
                 "limit": float(limit_ratio(q, profile)),
                 "paper_limit": float(PAPER_LIMITS[q, profile]),
             },
@@ -219,38 +223,24 @@ def e4(progress: Progress = silent, depths: tuple[int, ...] = E4_DEPTHS) -> Resu
     ratios, *_ = profiles(depths, row, progress)
     sizes = [row.facts["nodes"] for row in ratios]
     different = f"of {worlds} worlds, those that recomputed another number of nodes than was invalidated"
-    rows = [*ratios, Row(different, None, 0, differences), *_limits(ratios), *_nearing(ratios, depths)]
+    rows = [*ratios, Row(different, 0, differences), *_limits(ratios), *_nearing(ratios, depths)]
     rows += [
-        Row(f"nodes of a graph, about {TOTAL}, {which}", str(TOTAL), None, size, exact=False, unit="nodes")
+        Row(f"nodes of a graph, about {TOTAL}, {which}", None, size, str(TOTAL), exact=False, unit="nodes")
         for which, size in (("the fewest", min(sizes)), ("the most", max(sizes)))
     ]
     return Result(
-        name="e4",
-        title="The sweep ratio under non-uniform cost profiles",
-        claim=(
-            "Full re-runs of every site cost ρ times what their cones cost; ρ tends to (q+2)/(q+1) when "
-            "layers grow like j^q towards the output, and to q+2 when they grow towards the input."
-        ),
-        rows=rows,
-        compared=(
-            "ρ from the ledger equals the closed form at finite L, as fractions, and the paper in every "
-            "printed digit; the limits equal the paper's predicted ones in every printed digit"
-        ),
-        notes=(
-            (
-                "Every site of every graph was patched in a fork of a warm world and the output demanded; "
-                "ρ is L times the nodes of a full run over the nodes recomputed."
-            ),
-            (
-                "Each graph is a chain of about 4,000 unary nodes with one terminal node, which counts; the "
-                "site of a layer is its last node."
-            ),
-            (
-                "Beside each limit stands the ratio measured at the greatest depth. For q = 2 it moves away "
-                "from the limit again between L = 160 and L = 320: there the lightest layers would have less "
-                "than one node, and are rounded up to one."
-            ),
-        ),
+        rows,
+        """
+        Every site of every graph was patched in a fork of a warm world and the output demanded; ρ is L
+        times the nodes of a full run over the nodes recomputed.
+
+        Each graph is a chain of about 4,000 unary nodes with one terminal node, which counts; the site of
+        a layer is its last node.
+
+        Beside each limit stands the ratio measured at the greatest depth. For q = 2 it moves away from
+        the limit again between L = 160 and L = 320: there the lightest layers would have less than one
+        node, and are rounded up to one.
+        """,
     )
 
 
@@ -259,10 +249,10 @@ def _limits(rows: Sequence[Row]) -> list[Row]:
     deepest = {(row.facts["q"], row.facts["profile"]): row for row in rows}
     return [
         Row(
-            name=f"limit of ρ, {profile}, q = {q:g}; measured: at L = {row.facts['L']}",
-            paper=PAPER_LIMITS[q, profile],
-            predicted=limit_ratio(q, profile),
-            measured=row.measured,
+            f"limit of ρ, {profile}, q = {q:g}; measured: at L = {row.facts['L']}",
+            limit_ratio(q, profile),
+            row.measured,
+            PAPER_LIMITS[q, profile],
             paper_predicts=True,
             facts={"q": q, "profile": profile},
         )
@@ -289,7 +279,7 @@ def _nearing(rows: Sequence[Row], depths: Sequence[int]) -> list[Row]:
             for kind in ("predicted", "measured")
         ]
         name = f"of {len(lines)} profiles, those nearer to the limit at L = {depths[-1]} than at L = {before}"
-        found.append(Row(name, None, counts[0], counts[1]))
+        found.append(Row(name, counts[0], counts[1]))
     return found
 
 
@@ -300,25 +290,28 @@ JOINT_DEPTHS, JOINT_TOTAL = (5, 10, 20, 40, 80), 400
 PAPER_TRAINING = {10: "1.0526", 20: "1.0256", 40: "1.0126", 80: "1.0062", 160: "1.0031"}
 
 
-@experiment()
+@experiment("Training-mode collapse")
 def e5(
     progress: Progress = silent, depths: tuple[int, ...] = E5_DEPTHS, joint: tuple[int, ...] = JOINT_DEPTHS
 ) -> Result:
     """Count descendants by the ledger and ancestors by a walk, for every index, profile and depth.
 
-    Claim (Corollary "training-mode locality collapse"): counting V⁻ ∪ {s} ∪ V⁺ for each site, ρ_train tends
-    to 1, at a rate that does not depend on the cost profile; where, as here, each site is comparable with
-    every other layer. Beside it stands the exact count, on a graph that holds its gradients as nodes.
+    Claim (Corollary "training-mode locality collapse"): Counting ancestors, site and descendants, as the
+    paper does for a sweep under backpropagation, ρ_train tends to 1 whatever the cost profile, where each
+    site is comparable with every other layer.
+
+    Compared: ρ_train counted on the graph equals the closed form, as fractions, and the paper in every
+    printed digit; the exact ratios on joint graphs equal the theory's.
     """
 
     def row(q: float, profile: Profile, L: int) -> Row:
         weights = profile_weights(L, q, profile)
         counted = count(branched(weights), step=1 if L <= 40 else 4)
         return Row(
-            name=f"ρ_train, {profile}, q = {q:g}, L = {L}",
-            paper=PAPER_TRAINING[L],
-            predicted=training_ratio([2 * w - 1 for w in weights], local=weights, terminal=1),
-            measured=counted.training_ratio,
+            f"ρ_train, {profile}, q = {q:g}, L = {L}",
+            training_ratio([2 * w - 1 for w in weights], local=weights, terminal=1),
+            counted.training_ratio,
+            PAPER_TRAINING[L],
             facts={
                 "count": "paper",
                 "q": q,
@@ -335,31 +328,17 @@ def e5(
         done += L
         progress(done, work)
     return Result(
-        name="e5",
-        title="Training-mode collapse",
-        claim=(
-            "Counting ancestors, site and descendants, as the paper does for a sweep under "
-            "backpropagation, ρ_train tends to 1 whatever the cost profile, where each site is comparable "
-            "with every other layer."
-        ),
-        rows=rows,
-        compared=(
-            "ρ_train counted on the graph equals the closed form, as fractions, and the paper in every "
-            "printed digit; the exact ratios on joint graphs equal the theory's"
-        ),
-        notes=(
-            (
-                "Descendants are the nodes that the engine invalidated and recomputed after a patch of the "
-                "site; ancestors are found by a reverse walk over the graph's inputs (graph.upstream), "
-                "sources not counted. In graphs deeper than 40 layers every fourth patch was demanded, and "
-                "of the others the invalidated nodes were counted."
-            ),
-            (
-                "The paper's count is of ancestors, the site and descendants. The ancestors are where the "
-                "gradient depends on the Jacobian at the site. The gradients that change are others: the "
-                "rows of the joint graph count those exactly."
-            ),
-        ),
+        rows,
+        """
+        Descendants are the nodes that the engine invalidated and recomputed after a patch of the site;
+        ancestors are found by a reverse walk over the graph's inputs (graph.upstream), sources not
+        counted. In graphs deeper than 40 layers every fourth patch was demanded, and of the others the
+        invalidated nodes were counted.
+
+        The paper's count is of ancestors, the site and descendants. The ancestors are where the gradient
+        depends on the Jacobian at the site. The gradients that change are others: the rows of the joint
+        graph count those exactly.
+        """,
     )
 
 
@@ -376,22 +355,13 @@ def joint_row(layers: int) -> Row:
     loss = graph.node("loss", ops.mse, [layered.output, "target"])
     forward = len(graph.computed)
     demand = (loss, gradients(graph, loss, "x")["x"])
-    base = warm(graph, demand)
-    costs = [patch_cost(base, site, np.float64(0.25), demand) for site in layered.sites]
-    full = base.ledger.count("recomputed")
+    swept = sweep(graph, layered.sites, demand, np.float64(0.25))
+    facts = {"count": "exact", "q": 0.0, "profile": "uniform", "L": layers}
     return Row(
-        name=f"exact ρ of forward and backward pass, L = {layers}",
-        paper=None,
-        predicted=joint_ratio(graph, layered.sites, demand),
-        measured=Fraction(layers * full, sum(cost.recomputed for cost in costs)),
-        facts={
-            "count": "exact",
-            "q": 0.0,
-            "profile": "uniform",
-            "L": layers,
-            "nodes": full,
-            "forward_nodes": forward,
-        },
+        f"exact ρ of forward and backward pass, L = {layers}",
+        joint_ratio(graph, layered.sites, demand),
+        swept.ratio,
+        facts={**facts, "nodes": swept.full, "forward_nodes": forward},
     )
 
 
@@ -402,70 +372,57 @@ SPANS = (1, 2, 4, 8)
 PERIODS = (8, 24, 48, 72, 96)
 
 
-@experiment()
+@experiment("Long skips, from the collapse to the forward limit and past it")
 def skips(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int, ...] = PERIODS) -> Result:
     """Patch and demand each layer's site under bypassing skips of every span and period, and added ones.
 
-    Claim, open in the paper: in a stack cut into periods of m layers, whose layers read the one k layers
-    back, two layers are parallel with a chance y, which is (m/L)(1 − 1/k) for whole periods; in the limit ρ
-    is 2/(1−y) and ρ_train 1/(1−y). A skip that is added beside the stack changes neither.
+    In a stack cut into periods of m layers, whose layers read the one k layers back, y is (m/L)(1 − 1/k) for
+    whole periods.
+
+    Claim (open in the paper): With y the chance that two layers are parallel, ρ tends to 2/(1−y) and ρ_train
+    to 1/(1−y); skips that pass no layer by change neither.
+
+    Compared: every ratio counted on the graph equals the closed form exactly; the paper prints none.
     """
     weights = [WEIGHT] * layers
-    rows: list[Row] = []
-    cases = [(span, every) for span in SPANS for every in (periods if span > 1 else periods[:1])]
-    work = len(cases) + len(periods)
-
-    def add(
-        at: str, counted: Counts, ratios: tuple[Number, Number], facts: dict[str, Any], **limits: Any
-    ) -> None:
-        measured = counted.ratio, counted.training_ratio
-        for place, name in enumerate(("ρ", "ρ_train")):
-            own = {"ratio": name} | {key: float(pair[place]) for key, pair in limits.items()}
-            rows.extend(rows_of(at, (name, ratios[place], measured[place]), facts=facts | own))
-        progress(len(rows) // 2, work)
-
-    for span, every in cases:
-        limits = skip_limits(Fraction(every, layers), span)
-        facts = {
-            "kind": "bypassing",
-            "span": span,
-            "every": every,
-            "L": layers,
-            "y": 1 - 1 / float(limits[1]),
-            "parallel_pairs": incomparable_pairs(layers, span, every),
-        }
-        predicted = (
-            skip_ratio(weights, span, every, terminal=1),
-            skip_training_ratio(weights, span, every, terminal=1),
-        )
-        counted = count(skipping(layers, span, every, "bypassing"))
-        add(f"bypassing, span {span}, period {every}", counted, predicted, facts, limit=limits)
     plain = sweep_ratio(weights, terminal=1), training_ratio(weights, terminal=1)
-    for every in periods:
-        facts = {"kind": "added", "span": 4, "every": every, "L": layers, "y": 0.0}
-        add(f"added, span 4, every {every}", count(skipping(layers, 4, every, "added")), plain, facts)
+    cases: list[tuple[SkipKind, int, int]] = [
+        ("bypassing", span, every) for span in SPANS for every in (periods if span > 1 else periods[:1])
+    ]
+    rows: list[Row] = []
+    for kind, span, every in tracked([*cases, *(("added", 4, every) for every in periods)], progress):
+        counted = count(skipping(layers, span, every, kind))
+        facts = {"kind": kind, "span": span, "every": every, "L": layers, "y": 0.0}
+        at, predicted, limits = f"added, span {span}, every {every}", plain, None
+        if kind == "bypassing":
+            at = f"bypassing, span {span}, period {every}"
+            predicted = (
+                skip_ratio(weights, span, every, terminal=1),
+                skip_training_ratio(weights, span, every, terminal=1),
+            )
+            limits = skip_limits(Fraction(every, layers), span)
+            facts |= {
+                "y": 1 - 1 / float(limits[1]),
+                "parallel_pairs": incomparable_pairs(layers, span, every),
+            }
+        for place, figure in enumerate(
+            (("ρ", predicted[0], counted.ratio), ("ρ_train", predicted[1], counted.training_ratio))
+        ):
+            limit = {} if limits is None else {"limit": float(limits[place])}
+            rows += rows_of(at, figure, facts={**facts, "ratio": figure[0], **limit})
     curve = sorted(skip_limits(Fraction(step, 100)) for step in range(94))
     return Result(
-        name="skips",
-        title="Long skips, from the collapse to the forward limit and past it",
-        claim=(
-            "With y the chance that two layers are parallel, ρ tends to 2/(1−y) and ρ_train to 1/(1−y); "
-            "skips that pass no layer by change neither."
-        ),
-        rows=rows,
-        compared="every ratio counted on the graph equals the closed form exactly; the paper prints none",
-        notes=(
-            (
-                f"{layers} layers of {WEIGHT} nodes and one terminal node. Bypassing: within a period, a "
-                "layer reads only the layer `span` before it. Added: every layer reads the one before, and "
-                "some read one further back as well."
-            ),
-            (
-                "ρ from what the engine recomputed after a patch of each layer's last node; ρ_train adds the "
-                "ancestors, by a reverse walk, and is the paper's count."
-            ),
-            "Where periods keep a bounded length, y tends to 0 with depth, and ρ_train still collapses to 1.",
-        ),
+        rows,
+        f"""
+        {layers} layers of {WEIGHT} nodes and one terminal node. Bypassing: within a period, a layer reads
+        only the layer `span` before it. Added: every layer reads the one before, and some read one
+        further back as well.
+
+        ρ from what the engine recomputed after a patch of each layer's last node; ρ_train adds the
+        ancestors, by a reverse walk, and is the paper's count.
+
+        Where periods keep a bounded length, y tends to 0 with depth, and ρ_train still collapses to 1.
+        """,
         series={
             "y": [1 - 1 / float(training) for _, training in curve],
             "forward": [float(forward) for forward, _ in curve],

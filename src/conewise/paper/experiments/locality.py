@@ -1,8 +1,4 @@
-"""Locality, counted edge by edge and timed over sizes: a wave costs O(|V⁺| + |E⁺|), whatever the graph.
-
-Claim (Theorem "structural locality"): invalidation marks exactly V⁺, in time O(|V⁺| + |E⁺|). Counted: a wave
-looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once; a demand goes through stale nodes alone.
-"""
+"""Locality, counted edge by edge and timed over sizes: a wave costs O(|V⁺| + |E⁺|), whatever the graph."""
 
 from __future__ import annotations
 
@@ -12,19 +8,20 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
     experiment,
-    rows_of,
     scanning,
     silent,
+    tracked,
     trimmed_median,
     warm,
 )
-from conewise.paper.theory.clocks import Estimate, least_squares
+from conewise.paper.theory.clocks import Estimate, Fit, least_squares
 from conewise.paper.theory.sweeps import Touched, demand_size, wave_size
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import World
@@ -56,10 +53,9 @@ class Wave:
     def row(self) -> Row:
         """Return the wave as a row of the table."""
         return Row(
-            name=f"{self.size} nodes of {self.degree} inputs, patch of {self.site}, nodes and edges touched",
-            paper=None,
-            predicted=self.predicted.total,
-            measured=self.touched.total,
+            f"{self.size} nodes of {self.degree} inputs, patch of {self.site}, nodes and edges touched",
+            self.predicted.total,
+            self.touched.total,
             detail=True,
             facts={
                 "nodes": self.size,
@@ -71,46 +67,38 @@ class Wave:
         )
 
 
-@experiment()
+@experiment("What a wave touches, and how long it takes")
 def locality(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> Result:
-    """Send waves through random graphs of each size and density: counted by an instrument, then timed."""
-    cases = [(size, degree) for size in sizes for degree in DEGREES]
-    waves: list[Wave] = []
-    for done, (size, degree) in enumerate(cases, start=1):
-        waves.extend(_waves(size, degree, rounds))
-        progress(done, len(cases))
+    """Send waves through random graphs of each size and density: counted by an instrument, then timed.
+
+    Claim (Theorem "structural locality"): A wave looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each
+    once, and takes time in proportion; a demand goes through stale nodes and no others, however large the
+    graph.
+
+    Compared: nodes looked at and edges followed, counted by an instrument on the graph's own lists, equal the
+    closed form exactly. Times are reported with the quality of the fit; they are not judged.
+    """
+    cases = list(product(sizes, DEGREES))
+    waves = [wave for case in tracked(cases, progress) for wave in _waves(*case, rounds)]
     return Result(
-        name="locality",
-        title="What a wave touches, and how long it takes",
-        claim=(
-            "A wave looks at 1 + |V⁺| nodes and follows |E⁺| + d(s) edges, each once, and takes time in "
-            "proportion; a demand goes through stale nodes and no others, however large the graph."
-        ),
-        rows=[*_counts(waves), *_times(waves), *(wave.row() for wave in waves)],
-        compared=(
-            "nodes looked at and edges followed, counted by an instrument on the graph's own lists, equal "
-            "the closed form exactly. Times are reported with the quality of the fit; they are not judged"
-        ),
-        notes=(
-            (
-                f"Graphs of {sizes[0]:,} to {sizes[-1]:,} nodes, each of which reads 1, 2, 4 or 8 of the "
-                f"{WINDOW} before it, at random. In each, {SITES} sites from the first node to the last were "
-                "patched in a fork of a warm world; the wave is timed, and the demand after it is not."
-            ),
-            (
-                "The instrument stands in for the graph's lists of readers and of inputs, and counts each "
-                "look at a node and each edge that is read; the engine does not know of it. Times are taken "
-                f"without it, of the processor alone: the median of the faster half of {rounds} patches "
-                "each, sites in turns."
-            ),
-            "E⁺ are the edges inside of the cone, d(s) the readers of s, at most |V⁺| of them.",
-        ),
-        seed=SEED,
+        [*_counts(waves), *_times(waves), *(wave.row() for wave in waves)],
+        f"""
+        Graphs of {sizes[0]:,} to {sizes[-1]:,} nodes, each of which reads 1, 2, 4 or 8 of the {WINDOW} before
+        it, at random. In each, {SITES} sites from the first node to the last were patched in a fork of a warm
+        world; the wave is timed, and the demand after it is not.
+
+        The instrument stands in for the graph's lists of readers and of inputs, and counts each look at a
+        node and each edge that is read; the engine does not know of it. Times are taken without it, of the
+        processor alone: the median of the faster half of {rounds} patches each, sites in turns.
+
+        E⁺ are the edges inside of the cone, d(s) the readers of s, at most |V⁺| of them.
+        """,
+        SEED,
         series={
             "touched": [wave.touched.total for wave in waves],
             "milliseconds": [wave.milliseconds for wave in waves],
             "degree": [wave.degree for wave in waves],
-            "line": [coefficient.value for coefficient in _line(waves)[0]],
+            "line": [coefficient.value for coefficient in _line(waves).coefficients],
         },
     )
 
@@ -182,60 +170,52 @@ def _counts(waves: Sequence[Wave]) -> list[Row]:
         rows += _totals(at, [wave.predicted for wave in those], [wave.touched for wave in those])
     at = f"{len(waves)} demands of all that is stale, to decide"
     rows += _totals(at, [wave.demand for wave in waves], [wave.looked_at for wave in waves])
+    elsewhere = sum(wave.elsewhere for wave in waves)
     return [
         *rows,
-        Row(
-            f"{len(waves)} demands, nodes looked at that are not stale",
-            None,
-            0,
-            sum(wave.elsewhere for wave in waves),
-            unit="nodes",
-        ),
+        Row(f"{len(waves)} demands, nodes looked at that are not stale", 0, elsewhere, unit="nodes"),
     ]
 
 
 def _totals(at: str, predicted: Sequence[Touched], touched: Sequence[Touched]) -> list[Row]:
-    nodes, edges = (
-        [sum(getattr(one, count) for one in those) for those in (predicted, touched)]
-        for count in ("nodes", "edges")
-    )
-    return [
-        *rows_of(at, ("nodes looked at", nodes[0], nodes[1]), unit="nodes"),
-        *rows_of(at, ("edges followed", edges[0], edges[1]), unit="edges"),
-    ]
+    rows = []
+    for unit, doing in (("nodes", "nodes looked at"), ("edges", "edges followed")):
+        one, other = (sum(getattr(each, unit) for each in those) for those in (predicted, touched))
+        rows.append(Row(f"{at}, {doing}", one, other, unit=unit))
+    return rows
 
 
-def _line(waves: Sequence[Wave]) -> tuple[tuple[Estimate, ...], float]:
-    """Fit time to nodes and edges together; returns the slope and the fixed cost, and R²."""
-    fit = least_squares([(wave.touched.total, 1.0) for wave in waves], [wave.milliseconds for wave in waves])
-    return fit.coefficients, fit.r_squared
+def _line(waves: Sequence[Wave]) -> Fit:
+    """Fit time to nodes and edges together: a slope, and the fixed cost."""
+    return least_squares([(wave.touched.total, 1.0) for wave in waves], [wave.milliseconds for wave in waves])
 
 
 def _times(waves: Sequence[Wave]) -> list[Row]:
     """Fit one slope for nodes and edges, one for each, what the graph's size adds, and the power."""
-    (slope, fixed), quality = _line(waves)
+    line = _line(waves)
     apart = least_squares(
         [(wave.touched.nodes, wave.touched.edges, wave.size, 1.0) for wave in waves],
         [wave.milliseconds for wave in waves],
     )
+    large = [wave for wave in waves if wave.touched.total > SMALL]
     power = least_squares(
-        [(math.log(wave.touched.total), 1.0) for wave in waves if wave.touched.total > SMALL],
-        [math.log(wave.milliseconds) for wave in waves if wave.touched.total > SMALL],
+        [(math.log(wave.touched.total), 1.0) for wave in large],
+        [math.log(wave.milliseconds) for wave in large],
     )
     node, edge, idle, _ = apart.coefficients
     above = f"power of nodes and edges touched that time grows with, above {SMALL} of them"
     return [
-        _fitted("a wave, per 1,000 nodes and edges touched", slope, "ms", 1e3),
-        _fitted("a wave, fixed", fixed, "ms"),
-        Row("R² of time against nodes and edges touched", None, None, quality, exact=False),
+        _fitted("a wave, per 1,000 nodes and edges touched", line.coefficients[0], "ms", 1e3),
+        _fitted("a wave, fixed", line.coefficients[1], "ms"),
+        Row("R² of time against nodes and edges touched", None, line.r_squared, exact=False),
         _fitted("a wave, per 1,000 nodes looked at", node, "ms", 1e3),
         _fitted("a wave, per 1,000 edges followed", edge, "ms", 1e3),
         _fitted("a wave, per 1,000 nodes of the graph that it does not touch", idle, "ms", 1e3),
-        Row("R² with the three apart", None, None, apart.r_squared, exact=False),
+        Row("R² with the three apart", None, apart.r_squared, exact=False),
         _fitted(above, power.coefficients[0], ""),
     ]
 
 
 def _fitted(name: str, estimate: Estimate, unit: str, times: float = 1.0) -> Row:
     facts = {"low": times * estimate.low, "high": times * estimate.high}
-    return Row(name, None, None, times * estimate.value, exact=False, unit=unit, facts=facts)
+    return Row(name, None, times * estimate.value, exact=False, unit=unit, facts=facts)

@@ -15,7 +15,7 @@ from rich.table import Table
 from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.paper.experiments.figures import figure
-from conewise.paper.experiments.result import Number, Result, Row, plain
+from conewise.paper.experiments.result import Number, Result, Row, paragraphs, plain
 from conewise.report.document import document, script
 from conewise.templates import asset
 
@@ -108,7 +108,7 @@ def _shown(result: Result) -> dict[str, object]:
         "claim": result.claim,
         "compared": result.compared,
         "all_match": result.all_match,
-        "notes": result.notes,
+        "notes": paragraphs(result.notes),
         "rows": [_row(row) for row in result.rows if not row.detail],
         "details": [_row(row) for row in result.rows if row.detail],
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from conewise.paper.experiments.result import (
     Result,
     Row,
     experiment,
-    patch_cost,
     rows_of,
     silent,
-    warm,
+    sweep,
+    tracked,
 )
 from conewise.paper.experiments.sweeps import SEED, captured
 from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit, row_costs
@@ -46,7 +47,7 @@ MODELS = (("gpt2", 3, 6), ("llama", 2, 5), ("bert", 2, 5))
 BOTH_WAYS = {"bert"}
 
 
-@experiment("torch", "transformers")
+@experiment("Layers and positions", "torch", "transformers")
 def positions(
     progress: Progress = silent,
     sizes: Sequence[tuple[int, int]] = SIZES,
@@ -54,19 +55,23 @@ def positions(
 ) -> Result:
     """Patch every layer at every position, in graphs of rows and on captured models.
 
-    Claim: in a causal stack a patch makes stale only rows from its position on, so that the ratio tends to 4
-    where that of whole nodes tends to 2; a demand at the last position leaves the limit as it is, a shared
-    prefix divides by what is left, and attention that looks both ways takes the gain away.
+    In a causal stack a patch makes stale only rows from its position on; a shared prefix divides the ratio by
+    what is left.
+
+    Claim: Counted in node-rows, the ratio over every layer and position of a causal stack tends to 4, with
+    the last position demanded or all; where attention looks both ways it tends to 2.
+
+    Compared: node-rows of full runs and of sweeps equal the closed forms exactly; so do those of plans and of
+    runs on captured models, counted from the first row on.
     """
     rows: list[Row] = []
-    work = len(sizes) + len(models)
-    for done, shape in enumerate(sizes, start=1):
-        for name, causal, demand in CASES:
-            rows += _rows(name, RowStack(*shape, KEYS, QUERIES, MIXED, causal=causal), demand)
-        progress(done, work)
-    for done, case in enumerate(models, start=len(sizes) + 1):
-        rows += _swept(*case)
-        progress(done, work)
+    cases: list[tuple[int, int] | tuple[str, int, int]] = [*sizes, *models]
+    for case in tracked(cases, progress):
+        if len(case) == 3:
+            rows += _swept(*case)
+        else:
+            for name, causal, demand in CASES:
+                rows += _rows(name, RowStack(*case, KEYS, QUERIES, MIXED, causal=causal), demand)
     series = {
         "size": list(CURVE),
         "ratio": {
@@ -79,35 +84,21 @@ def positions(
         "limit": {case: float(position_limit(causal=causal)) for case, causal, _ in CASES},
     }
     return Result(
-        name="positions",
-        title="Layers and positions",
-        claim=(
-            "Counted in node-rows, the ratio over every layer and position of a causal stack tends to 4, "
-            "with the last position demanded or all; where attention looks both ways it tends to 2."
-        ),
-        rows=rows,
-        compared=(
-            "node-rows of full runs and of sweeps equal the closed forms exactly; so do those of plans and "
-            "of runs on captured models, counted from the first row on"
-        ),
-        notes=(
-            (
-                f"A layer has {KEYS} nodes that other rows read, {QUERIES} that only its own row reads, and "
-                f"{MIXED} behind the attention. Every row of a node is a node of the graph, and each patch "
-                "is made in a fork of a warm world."
-            ),
-            (
-                "With a shared prefix, base and source differ in the second half of the positions alone, and "
-                "only these are swept."
-            ),
-            (
-                "Captured models have random weights and fused attention; the stream behind each layer is "
-                "patched at each position, and the last one demanded. Planned: steps of plans, by worlds and "
-                "rows. Computed: sizes of the tensors that the run makes. A wavefront computes a node from "
-                "the first row that changes on; what has to be computed stands beside it."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        A layer has {KEYS} nodes that other rows read, {QUERIES} that only its own row reads, and {MIXED}
+        behind the attention. Every row of a node is a node of the graph, and each patch is made in a fork of
+        a warm world.
+
+        With a shared prefix, base and source differ in the second half of the positions alone, and only these
+        are swept.
+
+        Captured models have random weights and fused attention; the stream behind each layer is patched at
+        each position, and the last one demanded. Planned: steps of plans, by worlds and rows. Computed: sizes
+        of the tensors that the run makes. A wavefront computes a node from the first row that changes on;
+        what has to be computed stands beside it.
+        """,
+        SEED,
         series=series,
     )
 
@@ -185,10 +176,10 @@ def _swept(name: str, layers: int, positions: int) -> list[Row]:
     found = swept(name, layers, positions)
     at = f"{name} captured, {layers} × {positions}"
     facts = {"case": name, "layers": layers, "positions": positions}
-    predicted = sum(one.predicted for one in found)
-    planned, computed = sum(one.planned for one in found), sum(one.computed for one in found)
+    sums = [sum(numbers) for numbers in zip(*map(astuple, found), strict=True)]
+    predicted, needed, planned, computed = sums
     wrong = sum(not one.predicted == one.planned == one.computed for one in found)
-    needed = sum(one.needed for one in found)
+    behind = ("the sweep; predicted: what has to be computed", needed, computed)
     return [
         *rows_of(
             at,
@@ -198,27 +189,17 @@ def _swept(name: str, layers: int, positions: int) -> list[Row]:
             facts=facts,
         ),
         *rows_of(at, ("patches of which the three differ", 0, wrong), facts=facts),
-        *rows_of(
-            at,
-            ("the sweep; predicted: what has to be computed", needed, computed),
-            exact=False,
-            unit="node-rows",
-            facts=facts,
-        ),
+        *rows_of(at, behind, exact=False, unit="node-rows", facts=facts),
     ]
 
 
 def counts(stack: RowStack, demand: Rows) -> tuple[int, dict[tuple[int, int], int]]:
     """Count what the engine computes for a full run, and for a patch at each layer and position."""
     graph, ends = graph_of(stack)
+    places = list(product(range(stack.layers), range(stack.positions)))
     wanted = tuple(ends if demand == "all" else ends[-1:])
-    base = warm(graph, wanted)
-    found = {
-        (layer, t): patch_cost(base, f"{layer}.{t}", -1, wanted).recomputed
-        for layer in range(stack.layers)
-        for t in range(stack.positions)
-    }
-    return base.ledger.count("recomputed"), found
+    made = sweep(graph, [f"{layer}.{t}" for layer, t in places], wanted, -1)
+    return made.full, {place: cost.recomputed for place, cost in zip(places, made.costs, strict=True)}
 
 
 def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:

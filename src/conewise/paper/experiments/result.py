@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from conewise.errors import TheoryError
 from conewise.paper.theory.clocks import Estimate, least_squares
@@ -25,6 +25,7 @@ from conewise.version import __version__
 
 Number = int | float | Fraction
 P = ParamSpec("P")
+T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """A function of two counts: the units of work that are done, and all of them."""
@@ -46,9 +47,9 @@ class Row:
     """
 
     name: str
-    paper: str | None
     predicted: Number | None
     measured: Number
+    paper: str | None = None
     exact: bool = True
     unit: str = ""
     detail: bool = False
@@ -82,22 +83,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An experiment after its run.
+    """An experiment after its run: what it found, and, from `seconds` on, what `experiment` knows of it.
 
-    `compared` says in words what `all_match` stands for; `series` holds what a figure draws and a
-    table does not.
+    `notes` are paragraphs, with empty lines between them. `series` holds what a figure draws and a table does
+    not; `compared` says in words what `all_match` stands for.
     """
 
-    name: str
-    title: str
-    claim: str
     rows: Sequence[Row]
-    compared: str
-    notes: Sequence[str] = ()
+    notes: str = ""
     seed: int | None = None
-    seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     series: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    name: str = ""
+    title: str = ""
+    claim: str = ""
+    compared: str = ""
 
     @property
     def all_match(self) -> bool:
@@ -112,7 +113,7 @@ class Result:
             "all_match": self.all_match,
             "compared": self.compared,
             "rows": [row.as_dict() for row in self.rows],
-            "notes": list(self.notes),
+            "notes": list(paragraphs(self.notes)),
             "seed": self.seed,
             "seconds": round(self.seconds, 3),
             "versions": dict(self.versions),
@@ -150,34 +151,64 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def experiment(*packages: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Add to the results of a function the seconds that it took, and the versions of `packages`."""
+def paragraphs(text: str) -> tuple[str, ...]:
+    """Split a text at its empty lines; each part becomes one line."""
+    return tuple(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
+
+
+def experiment(title: str, *packages: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Make an experiment of a function, whose docstring has its claim and what of it is compared.
+
+    The result gets these texts and the function's name, the seconds that it took, and the versions of
+    `packages`.
+    """
 
     def decorated(run: Callable[P, Result]) -> Callable[P, Result]:
+        texts = {text.split()[0].rstrip(":"): text for text in paragraphs(run.__doc__ or "")}
+        claim, compared = (texts.get(word, "").partition(": ")[2] for word in ("Claim", "Compared"))
+
         @functools.wraps(run)
         def timed(*args: P.args, **kwargs: P.kwargs) -> Result:
             started = time.perf_counter()
-            result = run(*args, **kwargs)
-            seconds = time.perf_counter() - started
-            return replace(result, seconds=seconds, versions=versions(*packages) | dict(result.versions))
+            found = run(*args, **kwargs)
+            return replace(
+                found,
+                seconds=time.perf_counter() - started,
+                versions=versions(*packages) | dict(found.versions),
+                name=run.__name__,
+                title=title,
+                claim=claim,
+                compared=compared.rstrip("."),
+            )
 
         return timed
 
     return decorated
 
 
-def rows_of(
-    at: str,
-    *figures: tuple[str, Number | None, Number],
-    unit: str = "",
-    exact: bool = True,
-    facts: Mapping[str, Any] | None = None,
-) -> list[Row]:
-    """Return a row for each (name, predicted, measured) of one place, none of which the paper prints."""
-    return [
-        Row(f"{at}, {name}", None, predicted, measured, exact, unit, facts=facts or {})
-        for name, predicted, measured in figures
-    ]
+def tracked(items: Sequence[T], progress: Progress) -> Iterator[T]:
+    """Yield the items, and report each as done when the next is asked for."""
+    for done, item in enumerate(items, start=1):
+        yield item
+        progress(done, len(items))
+
+
+def rows_of(at: str, *figures: tuple[str, Number | None, Number], **how: Any) -> list[Row]:
+    """Return a row for each (name, predicted, measured) of one place, none of which the paper prints.
+
+    `how` are further fields of all of them.
+    """
+    return [Row(f"{at}, {name}", predicted, measured, **how) for name, predicted, measured in figures]
+
+
+def timing(name: str, milliseconds: float, paper: str | None = None, **facts: Any) -> Row:
+    """Return the row of a time, which is reported and not judged."""
+    return Row(name, None, milliseconds, paper, exact=False, unit="ms", facts=facts)
+
+
+def agreed(found: set[int]) -> int:
+    """Return the one count that all witnesses agree on, or -1, which matches nothing."""
+    return next(iter(found)) if len(found) == 1 else -1
 
 
 # -- What the engine did, read off its ledger: the cost of a patch in a fork of a warm world -------
@@ -209,6 +240,31 @@ def patch_cost(base: World, site: Site, value: Any, output: Demand) -> Cost:
         answer = world.demand(output)
         ledger = world.ledger
         return Cost(ledger.count("invalidated"), ledger.count("recomputed"), answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep of patches: the nodes of a full run, and the cost of each patch."""
+
+    full: int
+    costs: tuple[Cost, ...]
+
+    @property
+    def recomputed(self) -> int:
+        """The nodes that all patches recomputed together."""
+        return sum(cost.recomputed for cost in self.costs)
+
+    @property
+    def ratio(self) -> Fraction:
+        """ρ: a full run for each patch, over what the patches recomputed."""
+        return Fraction(len(self.costs) * self.full, self.recomputed)
+
+
+def sweep(graph: Graph, sites: Iterable[Site], output: Demand, value: Any = 2.0) -> Swept:
+    """Patch each site with one value, in a fork of its own of one warm world, and demand the output."""
+    base = warm(graph, output)
+    costs = tuple(patch_cost(base, site, value, output) for site in sites)
+    return Swept(base.ledger.count("recomputed"), costs)
 
 
 def patch_wave(base: World, site: Site, value: Any) -> int:

@@ -16,11 +16,11 @@ from conewise.paper.experiments.result import (
     Progress,
     Result,
     Row,
-    Scan,
     experiment,
     rows_of,
     scanning,
     silent,
+    tracked,
     trimmed_median,
 )
 from conewise.paper.experiments.transformers import one_thread
@@ -36,7 +36,6 @@ from conewise.paper.theory.sweeps import (
 )
 from conewise.program.foreign import quiet
 from conewise.reactive.graph import Graph
-from conewise.runs.captured import Captured
 from conewise.runs.metrics import logit_diff
 from conewise.runs.run import Run, baseline
 from conewise.sweeps.planning.plan import SweepPlan
@@ -66,48 +65,35 @@ DEPTHS, POSITIONS, ROUNDS = (2, 5), 12, 9
 SECOND = "a second run"
 
 
-@experiment("torch", "transformers")
+@experiment("Compiled plans, and the wall-clock ceiling", "torch", "transformers")
 def compiled(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int = ROUNDS) -> Result:
     """Sweep all heads and MLPs of small GPT-2s: planned, run and run again, and timed against full runs.
 
-    Claim (the remark after Corollary "wall-clock refinement"): a compilation layer would eliminate β. A
-    planned sweep walks the graph once, for all its worlds and for every baseline of a shape; when it is run
-    again it follows no edge. And since all worlds are computed together, what a launch takes is paid once, so
-    that 2 is no ceiling.
+    Claim (the remark after Corollary "wall-clock refinement"): A planned sweep that runs again follows no
+    edge of the graph, so β is paid by the plan, once; and all worlds share a launch, so that the ratio in
+    time passes 2.
+
+    Compared: evaluations, their ratio, and the looks at the graph's wiring by a second run, which are none,
+    exactly. Other looks, launches and times are reported.
     """
     rows: list[Row] = []
     with one_thread():
-        for done, depth in enumerate(depths, start=1):
+        for depth in tracked(depths, progress):
             sweep = _swept(*captured("gpt2", depth, POSITIONS))
             rows += _looks(sweep, depth)
             rows += _ratios(sweep, depth, rounds)
-            progress(done, len(depths))
     return Result(
-        name="compiled",
-        title="Compiled plans, and the wall-clock ceiling",
-        claim=(
-            "A planned sweep that runs again follows no edge of the graph, so β is paid by the plan, once; "
-            "and all worlds share a launch, so that the ratio in time passes 2."
-        ),
-        rows=rows,
-        compared=(
-            "evaluations, their ratio, and the looks at the graph's wiring by a second run, which are none, "
-            "exactly. Other looks, launches and times are reported"
-        ),
-        notes=(
-            (
-                f"GPT-2 of {' and '.join(map(str, depths))} layers with random weights, {POSITIONS} "
-                "positions, one thread. Looks are counted by an instrument in place of the graph's lists of "
-                "readers and inputs."
-            ),
-            (
-                "With β paid, the ratio lies between that of nodes that are all work, K·N/Σ|cones|, and that "
-                "of nodes that are all launch, K·N/|∪cones|. Launches are fewer than the nodes of the union "
-                "where one kernel computes a chain of them. Times are of the processor, the median of the "
-                "faster half; a full run is a demand of the outputs in a fresh world."
-            ),
-        ),
-        seed=SEED,
+        rows,
+        f"""
+        GPT-2 of {" and ".join(map(str, depths))} layers with random weights, {POSITIONS} positions, one
+        thread. Looks are counted by an instrument in place of the graph's lists of readers and inputs.
+
+        With β paid, the ratio lies between that of nodes that are all work, K·N/Σ|cones|, and that of nodes
+        that are all launch, K·N/|∪cones|. Launches are fewer than the nodes of the union where one kernel
+        computes a chain of them. Times are of the processor, the median of the faster half; a full run is a
+        demand of the outputs in a fresh world.
+        """,
+        SEED,
     )
 
 
@@ -116,10 +102,10 @@ def _looks(sweep: Sweep, depth: int) -> list[Row]:
     rows: list[Row] = []
 
     def look(name: str, predicted: int | None = None) -> None:
-        facts = {"layers": depth, "looks": name}
-        exact, counted = predicted is not None, _count(scan)
-        name = f"{depth} layers, looks at the graph: {name}"
-        rows.append(Row(name, None, predicted, counted, exact=exact, facts=facts))
+        at, facts = f"{depth} layers, looks at the graph: {name}", {"layers": depth, "looks": name}
+        looks = scan.up.nodes.total() + scan.down.nodes.total()
+        rows.append(Row(at, predicted, looks, exact=predicted is not None, facts=facts))
+        scan.clear()
 
     with scanning(sweep.model.graph) as scan:
         sweep.plan(evaluator="wavefront")
@@ -133,13 +119,6 @@ def _looks(sweep: Sweep, depth: int) -> list[Row]:
     return rows
 
 
-def _count(scan: Scan) -> int:
-    """Return how many looks there were since the last call."""
-    looks = scan.up.nodes.total() + scan.down.nodes.total()
-    scan.clear()
-    return looks
-
-
 def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
     """Return full runs over the sweep: in evaluations, in launches, and in time."""
     graph, demand = sweep.model.graph, sweep.targets()
@@ -147,7 +126,8 @@ def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
     cones, nodes = sweep_costs(graph, patched, demand), full_cost(graph, demand)
     union = len(set().union(*(stale(graph, site, demand) for site in dict.fromkeys(patched))))
     ledger = sweep.run(evaluator="wavefront").ledger
-    worlds, full = len(sweep.cells), _full_run(sweep.model, rounds)
+    worlds, example = len(sweep.cells), ARCHITECTURES["gpt2"].example(POSITIONS, SEED + 1)
+    full = _fastest(lambda: baseline(sweep.model, (), example), rounds)
     spent = _fastest(lambda: sweep.run(evaluator="wavefront", progress=False), rounds)
     at, ratio = f"{depth} layers, {worlds} worlds", "full runs over the sweep, in"
     together = compiled_ratio(cones, nodes, 1, 0, launch=1, launches=union)
@@ -156,7 +136,7 @@ def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
 
     def row(unit: str, more: str, predicted: Number | None, measured: Number, *, exact: bool = False) -> Row:
         facts = {"layers": depth, "ratio": unit}
-        return Row(f"{at}, {ratio} {unit}{more}", None, predicted, measured, exact=exact, facts=facts)
+        return Row(f"{at}, {ratio} {unit}{more}", predicted, measured, exact=exact, facts=facts)
 
     return [
         *rows_of(at, ("node evaluations", sum(cones), ledger.node_evaluations), unit="nodes"),
@@ -164,11 +144,6 @@ def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
         row("launches", "; predicted: one for each node of the union", together, launches),
         row("time", "", None, worlds * full / spent),
     ]
-
-
-def _full_run(model: Captured, rounds: int) -> float:
-    example = ARCHITECTURES["gpt2"].example(POSITIONS, SEED + 1)
-    return _fastest(lambda: baseline(model, (), example), rounds)
 
 
 def _fastest(task: Callable[[], object], rounds: int) -> float:
@@ -200,52 +175,38 @@ class Timed:
     seconds: float
 
 
-@experiment("torch", "transformers")
+@experiment("Stacks of worlds", "torch", "transformers")
 def wavefront(progress: Progress = silent, depths: Sequence[int] = DEPTHS, rounds: int = ROUNDS) -> Result:
     """Count launches of stacks of every width on plans of sweeps over all heads and MLPs, and time them.
 
-    Claim: worlds in the order of depth, B at once, launch between Σ|cone|/B and Σ|cone|/B + |∪cone| times, so
-    that c/(ε·u) worlds at once leave less than a share ε of the work to be saved, whatever the model; and
-    launching nodes depth by depth can hold many times what going branch by branch does.
+    c/(ε·u) worlds at once leave less than a share ε of the work to be saved, whatever the model.
+
+    Claim: In the order of depth, stacks of B worlds launch between Σ|cone|/B and Σ|cone|/B + |∪cone| times;
+    depth by depth holds n times what branch by branch does.
+
+    Compared: launches by plan, and what stacks hold, equal the theory exactly. Seconds are reported.
     """
-    rows: list[Row] = []
-    for done, depth in enumerate(depths, start=1):
-        rows += _launched(depth)
-        progress(done, len(depths))
+    rows = [row for depth in tracked(depths, progress) for row in _launched(depth)]
     rows += [row for branches in BRANCHES for row in _held(branches)]
     with one_thread():
         timed = _timed(depths, rounds)
-    rows += _clock(timed)
     return Result(
-        name="wavefront",
-        title="Stacks of worlds",
-        claim=(
-            "In the order of depth, stacks of B worlds launch between Σ|cone|/B and Σ|cone|/B + |∪cone| "
-            "times; depth by depth holds n times what branch by branch does."
-        ),
-        rows=rows,
-        compared="launches by plan, and what stacks hold, equal the theory exactly. Seconds are reported",
-        notes=(
-            (
-                "Launches are nodes that some world of a stack computes, by the plan's list of the worlds of "
-                "each node; kernels that compute several nodes at once launch less often."
-            ),
-            (
-                "With a launch that takes 20 times what a world does, "
-                f"{saturating_worlds(20, 1, Fraction(1, 10))} worlds at once leave less than a "
-                "tenth of the work to be saved."
-            ),
-            (
-                "Branches: one site, n branches of a wide node and a narrow one, and their sum; values are "
-                "counted while the nodes are launched in either order."
-            ),
-            (
-                f"Seconds: one thread, {TIMED_POSITIONS} positions, the fastest of {rounds} runs, in turns. "
-                "What a launch and an operation take is fitted to the last depth, all widths, and predicts "
-                "the others from the launches and FLOPs of their plans."
-            ),
-        ),
-        seed=SEED,
+        [*rows, *_clock(timed)],
+        f"""
+        Launches are nodes that some world of a stack computes, by the plan's list of the worlds of each node;
+        kernels that compute several nodes at once launch less often.
+
+        With a launch that takes 20 times what a world does, {saturating_worlds(20, 1, Fraction(1, 10))}
+        worlds at once leave less than a tenth of the work to be saved.
+
+        Branches: one site, n branches of a wide node and a narrow one, and their sum; values are counted
+        while the nodes are launched in either order.
+
+        Seconds: one thread, {TIMED_POSITIONS} positions, the fastest of {rounds} runs, in turns. What a
+        launch and an operation take is fitted to the last depth, all widths, and predicts the others from the
+        launches and FLOPs of their plans.
+        """,
+        SEED,
         series={"timed": {str(depth): [asdict(one) for one in found] for depth, found in timed.items()}},
     )
 
@@ -266,18 +227,14 @@ def _launched(depth: int) -> list[Row]:
             for chunk in chunks
             for _, worlds in steps.steps
         )
+        least = Fraction(work) / width
+        bounds = {"least": float(least), "most": float(least + Fraction(union))}
         found.append(
             Row(
                 f"{depth} layers, {len(nodes)} worlds, {width} at once, launches",
-                None,
                 stack_launches(graph, ordered, width, demand),
                 measured,
-                facts={
-                    "layers": depth,
-                    "width": width,
-                    "least": float(Fraction(work) / width),
-                    "most": float(Fraction(work) / width + Fraction(union)),
-                },
+                facts={"layers": depth, "width": width, **bounds},
             )
         )
     return found
@@ -330,7 +287,6 @@ def _clock(timed: Mapping[int, Sequence[Timed]]) -> list[Row]:
         Row(
             f"{first} layers, {what}",
             None,
-            None,
             scale * constant.value,
             exact=False,
             unit=unit,
@@ -347,13 +303,12 @@ def _clock(timed: Mapping[int, Sequence[Timed]]) -> list[Row]:
             fitted = " (fitted)" if depth == first else ""
             name = f"{depth} layers, {one.width} at once, milliseconds{fitted}"
             facts = {"timed": depth, "at_once": one.width, "launches": one.launches}
-            rows.append(Row(name, None, predicted, 1e3 * one.seconds, exact=False, unit="ms", facts=facts))
+            rows.append(Row(name, predicted, 1e3 * one.seconds, exact=False, unit="ms", facts=facts))
     last = timed[first][0]
     if clock.work.value > 0 and clock.launch.value > 0:
         enough = clock.enough_worlds(Fraction(last.flops, last.nodes), Fraction(1, 10))
-        rows.append(
-            Row("worlds at once that leave a tenth of the work to be saved", None, None, enough, exact=False)
-        )
+        name = "worlds at once that leave a tenth of the work to be saved"
+        rows.append(Row(name, None, enough, exact=False))
     return rows
 
 
@@ -367,7 +322,6 @@ def _held(branches: int) -> list[Row]:
     return [
         Row(
             f"{branches} branches, {how}, values held",
-            None,
             stack_peak(graph, ["site"], order, "sum", sizes).peak,
             walked(graph, order, sizes),
             facts={"branches": branches, "order": how},
