@@ -13,10 +13,13 @@ import conewise as cw
 from conewise import templates as markup
 from conewise.checks.verify import Verification
 from conewise.model import Model
+from conewise.sweeps.findings import finding
 from conewise.sweeps.result import Result
 from tests.sweeps.small import HEADS, LAYERS, model, prompts, sweep_over
 
-TAGS = {"div", "strong", "table", "tr", "th", "td"}
+TAGS = {"div", "strong", "table", "tr", "th", "td", "details", "summary", "span"}
+DRAWN = {"svg", "g", "rect", "text", "title", "path", "circle", "polyline", "image"}
+FETCHING = {"src", "href", "xlink:href", "srcset", "action"}
 
 
 class Page(HTMLParser):
@@ -32,14 +35,20 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in TAGS
-        # Styles alone: nothing that runs, and nothing that is fetched.
-        assert {name for name, _ in attrs} <= {"style"}
+        assert tag in TAGS | DRAWN
+        # Nothing that runs, and nothing that is fetched.
+        assert tag in DRAWN or {name for name, _ in attrs} <= {"style", "title"}
+        assert all(str(to).startswith("data:") for name, to in attrs if name in FETCHING)
+        assert not [name for name, _ in attrs if name.startswith("on")]
         self.open.append(tag)
         if tag == "tr":
             self.rows.append([])
         if tag in {"td", "th"}:
             self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -127,7 +136,11 @@ def test_the_sites_are_a_table_with_a_row_for_each_kind(small: Model) -> None:
 def test_a_run_says_what_it_was_given(small: Model) -> None:
     run = small.run(input_ids=prompts(1, 2))
     assert repr(run) == "Run of GPT2LMHeadModel on input_ids (2, 6)"
-    assert Page(run._repr_html_()).rows[1:] == [["input_ids", "(2, 6)", "torch.int64"]]
+    page = Page(run._repr_html_())
+    assert page.rows[-1] == ["input_ids", "(2, 6)", "torch.int64"]
+    likeliest = run.logits[0, -1].softmax(-1).max()
+    assert page.rows[0][1].strip() == f"{float(likeliest):.1%}"
+    assert "next token of prompt 2" in page
 
 
 def test_a_world_says_what_is_patched_and_with_what(small: Model) -> None:
@@ -139,17 +152,29 @@ def test_a_world_says_what_is_patched_and_with_what(small: Model) -> None:
         outer.patch(("mlp_out", 0), "zero")
         with outer.fork() as world:
             world.patch(cw.site("z", layer=1, head=0), doubled)
-            assert Page(world._repr_html_()).rows[1:] == [
+            page = Page(world._repr_html_())
+            assert page.rows[1:3] == [
                 ["mlp_out[layer=0]", "a tensor of shape (2, 6, 16)"],
                 ["z[layer=1, head=0]", "the function doubled"],
             ]
+            assert page.rows[3] == ["next token before", "", "next token patched", ""]
+
+
+def test_a_world_that_is_shown_has_computed_no_more_than_before(small: Model) -> None:
+    with small.run(input_ids=prompts(1, 2)).fork() as world:
+        world.patch(("mlp_out", 0), "zero")
+        before = repr(world.ledger)
+        world._repr_html_()
+        assert repr(world.ledger) == before
 
 
 def test_a_plan_is_one_line_and_a_table(small: Model) -> None:
     plan = sweep_over(small).plan()
     assert repr(plan).startswith(f"SweepPlan of 6 worlds: {plan.node_evaluations:,} node evaluations (ρ = ")
     assert "\n" not in repr(plan)
-    assert Page(plan._repr_html_()).rows == [list(row) for row in plan.rows()]
+    rows = Page(plan._repr_html_()).rows
+    assert rows[0][1].strip() == f"{plan.node_evaluations:,}"
+    assert rows[2:] == [list(row) for row in plan.rows()]
     several = replace(plan, batches=3, seconds=None)
     assert "6 worlds for each of 3 batches" in repr(several)
     assert "about" not in repr(several)
@@ -158,8 +183,10 @@ def test_a_plan_is_one_line_and_a_table(small: Model) -> None:
 def test_a_result_shows_its_numbers_and_whether_they_were_checked(result: Result) -> None:
     cell, effect, value = result.strongest()[0]
     page = Page(result._repr_html_())
+    assert page.text[0].strip() == finding(result)
     assert page.rows[0] == ["site", "effect", "value"]
     assert page.rows[1] == [cell.name, f"{effect:+.6g}", f"{value:.6g}"]
+    assert f"{cell.name}: {effect:+.4g} ({value:.4g})" in page  # under the pointer
     assert f"base {float(result.base[0]):.6g}" in page
     assert str(result.verification) in page
     assert "random cells" not in Page(replace(result, verification=None)._repr_html_())

@@ -89,7 +89,7 @@ def test_a_text_says_where_the_time_went() -> None:
     result = sweep_over(model()).run(evaluator="wavefront")
     shown = phases.shown_phases(result.ledger.phases)
     assert "passes 100 s" in shown
-    assert f"  time: {shown}\n" in str(result)
+    assert str(result).endswith(f"  time: {shown}")
     assert shown in result._repr_html_()
     old = replace(result, ledger=replace(result.ledger, phases={}))
     assert "time:" not in str(old)

@@ -18,7 +18,7 @@ from conewise.jobs.pool import Pool
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import student_quantile
-from conewise.templates import heading, table
+from conewise.templates import bars, beside, heading, note, shown, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,7 +144,14 @@ class Check:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return heading(repr(self)) + table(self.rows())
+        estimates = [
+            (self.names[at], float(self.approx[at]), f"{self.approx[at]:+.4g}") for at in self.top[:8]
+        ]
+        exact = [
+            (self.names[at], float(self.estimate[at]), f"{self.estimate[at]:+.4g}") for at in self.top[:8]
+        ]
+        compared = beside(heading("estimated") + bars(estimates), heading("exact") + bars(exact))
+        return shown(heading(repr(self)), compared if self.top else "", table(self.rows()))
 
 
 def drawn(effects: Numbers, top: int, sample: int, seed: int) -> tuple[list[int], list[int]]:
@@ -245,4 +252,12 @@ class Approximation(Result):
         first, others = drawn(effects, top, n, seed)
         result = self.sweep.of_cells([*first, *others]).run(progress=False, workers=workers)
         expect_whole(result)
-        return check_of(self, row, first, others, result)
+        found = vars(self)["_last_check"] = check_of(self, row, first, others, result)
+        return found
+
+    def _repr_html_(self) -> str:
+        check: Check | None = vars(self).get("_last_check")
+        words = (
+            "Nothing of it was computed exactly so far: `check()` does it for the largest and some at random."
+        )
+        return shown(super()._repr_html_(), note(words) if check is None else check._repr_html_())

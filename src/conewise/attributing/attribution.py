@@ -28,6 +28,7 @@ from conewise.sweeps.execution.reading import SweepLedger, most
 from conewise.sweeps.planning.plan import Lazy
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
+from conewise.templates import heading
 from conewise.threads import Turn, one_thread
 
 AT_ONCE = 256
@@ -204,6 +205,9 @@ class Attribution(Runnable[Approximation]):
 
     def __repr__(self) -> str:
         return f"Attribution by {self.method} to {len(self.sweep.cells):,} cells of {self.sweep.model.name}"
+
+    def _repr_html_(self) -> str:
+        return heading("Attribution", repr(self).removeprefix("Attribution "))
 
 
 def attribute(

@@ -41,7 +41,7 @@ from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.provenance import provenance
 from conewise.sweeps.sweep import Sweep
-from conewise.templates import table
+from conewise.templates import heading, shown, table
 
 Cells = PatchedSites | EdgeTable
 """The cells of an attribution, by the sites that they patch or by the ends of their edges."""
@@ -231,7 +231,7 @@ def _edge_passes(method: Method, table: EdgeTable, metrics: int, steps: int) -> 
                 yield one((line.node,), line.writers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AttributionPlan:
     """What an attribution takes: `forwards` and `backwards` are passes that are recorded, each over a part.
 
@@ -299,12 +299,19 @@ class AttributionPlan:
             ("peak memory", f"{shown_bytes(self.peak_bytes)}{budget}"),
         ]
 
+    def __repr__(self) -> str:
+        forwards, backwards = (
+            counted_words(self.forwards, "forward"),
+            counted_words(self.backwards, "backward"),
+        )
+        return f"AttributionPlan by {self.method} of {self.cells:,} cells: {forwards}, {backwards}"
+
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.rows())
         return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
 
     def _repr_html_(self) -> str:
-        return table(self.rows())
+        return shown(heading(repr(self)), table(self.rows()))
 
 
 def counted_words(count: int, what: str) -> str:

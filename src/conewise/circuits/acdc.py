@@ -44,6 +44,7 @@ from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.storage.provenance import Identifying, differences, model_digest, run_digest
 from conewise.sweeps.storage.result_data import decoded
+from conewise.templates import bars, folded, heading, shown
 from conewise.threads import Turn, one_thread
 
 HARMS: dict[str, Callable[[float], float]] = {
@@ -66,7 +67,7 @@ FORMAT = Format("conewise search", 1)
 """The files of searches of conewise 0.1.0, which are read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SearchPlan:
     """The cost of a search at most: one world for each edge, none of them shared, none left out.
 
@@ -81,6 +82,19 @@ class SearchPlan:
     worlds: int
     node_evaluations: int
     stages: tuple[tuple[str, int, int], ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"SearchPlan over {self.edges:,} edges: at most {self.worlds:,} worlds, "
+            f"{self.node_evaluations:,} node evaluations, in {len(self.stages)} stages"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, float(cost), f"{edges:,} edges, {cost:,} node evaluations")
+            for name, edges, cost in self.stages
+        ]
+        return shown(heading(repr(self)), folded("By stage", bars(rows)))
 
     def __str__(self) -> str:
         worlds = f"at most {self.worlds:,} worlds one at a time"

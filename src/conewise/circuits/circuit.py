@@ -37,10 +37,19 @@ from conewise.circuits.forwards import graph_of
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
 from conewise.jobs.pool import Pool
-from conewise.report.circuit import Curve, CurvePoint, DrawnCircuit, dot, figure, write_circuit_page
+from conewise.report.circuit import (
+    Curve,
+    CurvePoint,
+    DrawnCircuit,
+    colours_in_words,
+    dot,
+    drawing,
+    figure,
+    write_circuit_page,
+)
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import as_metric
-from conewise.templates import heading, table
+from conewise.templates import folded, heading, note, shown, table
 from conewise.threads import Turn, one_thread
 
 if TYPE_CHECKING:
@@ -396,12 +405,19 @@ class Circuit(CircuitData):
 
     def _repr_html_(self) -> str:
         title = heading("Circuit", repr(self).removeprefix("Circuit "))
+        if not self.edges:
+            return title
+        picture = drawing(self.graph, self.edges, self.scores)
+        listed = folded("The edges", self._edges_html())
+        return shown(title, picture, note(colours_in_words(self.scores)), listed)
+
+    def _edges_html(self) -> str:
         if self.scores is None:
-            return title + table([[edge] for edge in self.edges[:SHOWN]], ["edge"]) + self._more()
+            return table([[edge] for edge in self.edges[:SHOWN]], ["edge"]) + self._more()
         scores = self.scores
         order = largest_first(score_array(self.graph, {e: scores[e] for e in self.edges if e in scores}))
         rows = [[name, f"{scores[name]:+.4g}"] for name in (self.graph.edges[at] for at in order[:SHOWN])]
-        return title + table(rows, ["edge", "score"], numbers=[1]) + self._more()
+        return table(rows, ["edge", "score"], numbers=[1]) + self._more()
 
     def _more(self) -> str:
         left = len(self.edges) - SHOWN

@@ -14,9 +14,10 @@ from conewise.circuits.masked_forward import Forward, Mask, Numbers
 from conewise.jobs.job import pool_of
 from conewise.jobs.pool import Pool
 from conewise.runs.captured import Captured
+from conewise.templates import bars, beside, lead, note, shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Metrics of a circuit: how much it does of what the model does, with removed edges ablated.
 
@@ -43,6 +44,34 @@ class Evaluation:
     minimality: float | None = None
     weakest: str | None = None
     per_prompt: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        share = self.size / self.edges if self.edges else math.nan
+        return (
+            f"Evaluation of {self.size:,} of {self.edges:,} edges ({share:.1%}): faithfulness "
+            f"{self.faithfulness:.3f}, completeness {self.completeness:.3f} "
+            f"({self.metric} {self.circuit:.4g}, of the model {self.full:.4g})"
+        )
+
+    def _repr_html_(self) -> str:
+        edges = f"{self.size:,} of {self.edges:,} edges"
+        kept = f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
+        ratios = [
+            ("faithfulness", self.faithfulness, f"{self.faithfulness:.3f}"),
+            ("completeness (0 is best)", self.completeness, f"{self.completeness:.3f}"),
+        ]
+        values = [
+            (f"{self.metric} of the model", self.full, f"{self.full:.4g}"),
+            ("of the circuit", self.circuit, f"{self.circuit:.4g}"),
+            ("without the circuit's edges", self.complement, f"{self.complement:.4g}"),
+            ("with all edges removed", self.ablated, f"{self.ablated:.4g}"),
+        ]
+        weakest = "" if self.weakest is None else f"; the edge needed least is {self.weakest}"
+        prompts = len(self.per_prompt.get("full", ()))
+        sure = (
+            f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}; removed edges: {self.ablation}{weakest}."
+        )
+        return shown(lead(kept), note(sure), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
         share = self.size / self.edges if self.edges else math.nan

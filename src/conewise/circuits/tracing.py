@@ -42,7 +42,7 @@ from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
 from conewise.sweeps.storage.result_data import decoded
 from conewise.sweeps.sweep import Sweep
-from conewise.templates import heading
+from conewise.templates import note, shown
 from conewise.text.tokens import AnswerReader, subject_positions
 from conewise.threads import Turn, one_thread
 
@@ -178,7 +178,7 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        return heading("Trace", repr(self).removeprefix("Trace ")) + self.result._repr_html_()
+        return shown(note(repr(self)), self.result._repr_html_())
 
 
 @checked

@@ -21,7 +21,7 @@ from conewise.errors import CircuitError
 from conewise.extras import needs
 from conewise.report.sent import SentCircuit
 from conewise.report.story import Story
-from conewise.templates import asset, escaped
+from conewise.templates import asset, escaped, heading, line_chart, macro, note, shown
 from conewise.version import __version__
 
 if TYPE_CHECKING:
@@ -241,6 +241,57 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
+# -- a drawing for notebooks ------------------------------------------------------------
+
+MOST_DRAWN = 400
+"""The most edges of a drawing in a notebook, the strongest of them."""
+
+
+def drawing(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float] | None) -> str:
+    """The layered picture as SVG without scripts; a line below it says what colours and shapes mean."""
+    known = scores or {}
+    chosen = sorted(edges, key=lambda edge: -abs(known.get(edge, 0.0)))[:MOST_DRAWN]
+    drawn = layered(graph, chosen, scores)
+    largest = max((abs(line.score or 0.0) for line in drawn.lines), default=0.0)
+    across, down = max(36.0, min(64.0, 620 / max(drawn.columns, 1))), 46.0
+
+    def at(point: Point) -> str:
+        return f"{30 + across * point[0]:.1f} {22 + down * point[1]:.1f}"
+
+    lines = [
+        {
+            "path": "M{} C{}, {}, {}".format(*map(at, drawn.curve(line, SPREAD))),
+            "colour": colour(line.score),
+            "width": width(line.score, largest),
+            "told": line.edge if line.score is None else f"{line.edge}: {line.score:+.4g}",
+        }
+        for line in drawn.lines
+    ]
+    boxes = [
+        {
+            "x": 30 + across * box.x,
+            "y": 22 + down * box.y,
+            "name": box.name,
+            "colour": COLOURS[box.kind],
+            "is_head": box.kind == "head",
+        }
+        for box in drawn.boxes
+    ]
+    size = (60 + across * max(drawn.columns - 1, 1) + 40, 44 + down * max(drawn.rows - 1, 0))
+    return str(macro("markup.html", "circuit", lines, boxes, size))
+
+
+def colours_in_words(scores: Mapping[str, float] | None) -> str:
+    """What the colours of a circuit mean."""
+    if not scores:
+        return "Grey edges have no score. Round: attention heads; square: MLPs."
+    return (
+        "Blue edges have a positive score (where scores are effects, replacing the edge raises the metric), "
+        "red ones a negative score (it lowers the metric); wider ones have larger scores. "
+        "Round: attention heads; square: MLPs."
+    )
+
+
 # -- a Plotly figure ------------------------------------------------------------
 
 MOST_IN_FIGURE = 4000
@@ -398,6 +449,14 @@ class Curve:
     points: tuple[CurvePoint, ...]
     metric: str = ""
     faithfulness: float | None = None
+
+    def _repr_html_(self) -> str:
+        measured = [
+            (float(one.edges), one.faithfulness) for one in self.points if one.faithfulness is not None
+        ]
+        drawn = line_chart(measured, "edges", "faithfulness", 1.0)
+        words = "" if measured else "Nothing was measured: `circuit.curve(base=..., metric=...)`."
+        return shown(heading(repr(self)), drawn, note(words) if words else "")
 
     def __repr__(self) -> str:
         if not self.points:

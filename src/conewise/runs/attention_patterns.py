@@ -19,6 +19,7 @@ from conewise.program.records import ATTENTION, Ref
 from conewise.program.tensors import computing
 from conewise.runs.decomposition import expect_prompt
 from conewise.runs.values import Values, reader
+from conewise.templates import Heatmap, beside, heading, note, shown
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 DRAWN = 400_000
 """The most weights that one figure draws."""
+
+
+SHOWN = 12
+"""The number of heads that a notebook shows."""
 
 
 @checked
@@ -102,6 +107,34 @@ class AttentionPatterns:
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(layer, prompt=prompt), path)
+
+    def _repr_html_(self) -> str:
+        layers, _, heads = self.tensor.shape[:3]
+        few = layers * heads <= SHOWN
+        own = self.tensor[:, 0].double().cpu()
+        # A head that reads the first token alone, as many do where they have nothing to say, is shown last.
+        away = 1 - own[:, :, :, 0].mean(-1)
+        order = away.flatten().argsort(descending=True)[:SHOWN].tolist()
+        chosen = range(layers * heads) if few else sorted(order)
+        keys, queries = self.labels[0], self.labels[0][-own.shape[2] :]
+        size = 12.0 * min(len(keys), 16)
+        drawn = []
+        for number in chosen:
+            layer, head = divmod(number, heads)
+            weights = own[layer, head].tolist()
+            told = [
+                [f"{query} reads {key}: {weight:.3f}" for key, weight in zip(keys, row, strict=True)]
+                for query, row in zip(queries, weights, strict=True)
+            ]
+            name = f"head {self.layers[layer]}.{head}"
+            rows, columns = (queries, keys) if len(chosen) == 1 else ([""] * len(queries), [""] * len(keys))
+            drawn.append(
+                Heatmap(weights, rows, columns, told, title=name, largest=1.0, size=(size, size)).html()
+            )
+        which = "" if few else f" The {SHOWN} heads that look away from the first token most."
+        words = heading("Attention patterns", repr(self).removeprefix("AttentionPatterns "))
+        how = "Each row is a token, and how much it reads of each token from the left." + which
+        return shown(words, beside(*drawn), note(how))
 
     def __repr__(self) -> str:
         layers, prompts, heads, queries, keys = self.tensor.shape

@@ -22,6 +22,7 @@ from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE,
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import between, field_names, output_names
 from conewise.runs.values import Values, reader
+from conewise.templates import Heatmap, heading, note, shown
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -323,6 +324,12 @@ class Decomposition:
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(prompt=prompt), path)
+
+    def _repr_html_(self) -> str:
+        along = self.along()[:, 0].tolist()
+        drawn = Heatmap(along, self.names, self.labels[0], row_title=self.by, column_title="position").html()
+        words = "What each part adds to the stream's length (blue) or takes away (red), in the first prompt."
+        return shown(heading(repr(self)), drawn, note(words))
 
     def __repr__(self) -> str:
         batch, pos, width = self.stream.shape

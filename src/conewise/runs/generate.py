@@ -25,6 +25,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
 from conewise.runs.reading import Reading
 from conewise.runs.values import Edit, Part, new_part
+from conewise.templates import heading, shown, table
 from conewise.text.tokens import token_ids
 from conewise.threads import one_module
 
@@ -174,7 +175,7 @@ OPTIONS = {
 """The checks of options of the module's own `generate`, which does not look at all of them itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Written:
     """Generated text: `ids` are the prompts and what follows them, `new` are the tokens that follow.
 
@@ -204,8 +205,47 @@ class Written:
             raise InputMismatchError(f"no single text was written: {why}.")
         return self.texts[0]
 
+    def beside(self, other: Written) -> WrittenPair:
+        """This text and another one of the same prompts side by side: unpatched and patched, say."""
+        if len(self.ids) != len(other.ids):
+            raise InputMismatchError(
+                f"texts of {len(self.ids)} and of {len(other.ids)} rows cannot stand side by side: generate "
+                "both from the same prompts."
+            )
+        return WrittenPair(self, other)
+
+    def _rows(self) -> list[str]:
+        """The text of each row, or its tokens where there is no tokenizer."""
+        return list(self.texts) if self.texts is not None else [str(row) for row in self.new.tolist()]
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        return f"Written, {self.new.shape[1]} tokens: {rows[0] if rows else ''!r}{more}"
+
+    def _repr_html_(self) -> str:
+        return shown(
+            heading("Written", f"{self.new.shape[1]} tokens"),
+            table([[one] for one in self._rows()], ["text"]),
+        )
+
     def __str__(self) -> str:
         return "\n".join(self.texts) if self.texts is not None else str(self.new.tolist())
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WrittenPair:
+    """Two generations from the same prompts; see `Written.beside`."""
+
+    first: Written
+    second: Written
+
+    def __repr__(self) -> str:
+        return f"1: {self.first!r}\n2: {self.second!r}"
+
+    def _repr_html_(self) -> str:
+        rows = list(zip(self.first._rows(), self.second._rows(), strict=True))
+        return shown(table(rows, ("first", "second")))
 
 
 def generate(

@@ -26,7 +26,7 @@ from conewise.runs.decomposition import (
     patches_in_the_way,
 )
 from conewise.runs.values import Values, reader
-from conewise.templates import visible
+from conewise.templates import heading, note, shown, texts, visible
 from conewise.text.tokens import position_labels, token_numbers, token_text
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Tensor = torch.Tensor
+POSITIONS = 24
+"""The number of positions that a notebook shows, the last ones."""
+
 AT_ONCE = 1 << 24
 """The most logits that are looked at at once: what is computed of one layer is gone through in blocks."""
 
@@ -138,6 +141,26 @@ class Lens:
         lines = [f"{self.text(one)}  {prob:.3f}" for one, prob in zip(tokens, probs, strict=True)]
         where = "what enters" if self.rows[row] == "input" else f"after layer {self.rows[row]}"
         return "\n".join([f"{where}, at {self.labels[prompt][pos]}", *lines])
+
+    def _repr_html_(self) -> str:
+        first = max(0, self.top.shape[2] - POSITIONS)
+        cells = [
+            [
+                (
+                    self.text(int(self.top[row, 0, pos, 0])),
+                    float(self.top_probs[row, 0, pos, 0]),
+                    self._told(row, 0, pos),
+                )
+                for pos in range(first, self.top.shape[2])
+            ]
+            for row in reversed(range(len(self.rows)))
+        ]
+        names = ["input" if name == "input" else f"after {name}" for name in reversed(self.rows)]
+        which = [f"prompt 1 of {len(self.labels)}"] if len(self.labels) > 1 else []
+        which += [f"the last {POSITIONS} positions"] if first else []
+        left = f" Shown: {', '.join(which)}." if which else ""
+        words = "The likeliest next token if the model stopped after each layer; strong colours are certain."
+        return shown(heading("Logit lens"), texts(cells, names, self.labels[0][first:]), note(words + left))
 
     def __repr__(self) -> str:
         rows, prompts, positions, count = self.top.shape

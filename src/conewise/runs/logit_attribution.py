@@ -30,6 +30,7 @@ from conewise.runs.decomposition import (
 )
 from conewise.runs.metrics import Metric
 from conewise.runs.values import Values, reader
+from conewise.templates import bars, heading, note, shown
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -139,6 +140,10 @@ class LogitAttribution:
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(prompt=prompt), path)
+
+    def _repr_html_(self) -> str:
+        ranked = [(name, value, f"{value:+.4g}") for name, value in self.strongest(12)]
+        return shown(heading(repr(self)), bars(ranked), note("Blue raises the metric, red lowers it."))
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name} {value:+.3g}" for name, value in self.strongest(3))

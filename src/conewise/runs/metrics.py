@@ -25,13 +25,14 @@ from conewise.program.records import ATTENTION, Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.tensors import brought, copy_of
 from conewise.program.walk import described_fields, field_names, output_names
+from conewise.templates import heading, note, shown
 from conewise.text.tokens import AnswerReader
 from conewise.threads import own_settings
 
 Tensor = torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Metric:
     """A number for each prompt of each world.
 
@@ -71,6 +72,33 @@ class Metric:
     shown: Callable[[Tensor], Metric] | None = None
     reference: Reference | None = None
     of_text: Callable[[Any], Metric] | None = None
+
+    def __repr__(self) -> str:
+        return f"Metric {self.name}: {self._formula()}"
+
+    def _repr_html_(self) -> str:
+        count = (
+            "any number of prompts"
+            if self.prompts is None
+            else f"{self.prompts:,} prompt{'s' if self.prompts > 1 else ''}"
+        )
+        return shown(heading(f"Metric {self.name}", self._formula()), note(f"For {count}."))
+
+    def _formula(self) -> str:
+        """What it computes, as far as that is known."""
+        if self.of_text is not None:
+            return f"of {', '.join(map(_brief, self.described))}, as the model's tokenizer reads them"
+        if self.whole:
+            return "a function of all outputs"
+        last = "the last position" if self.pos is None else f"position {_brief(self.pos)}"
+        where = f"of {self.output} at {last if self.last else 'all positions'}"
+        if self.linear and all(row == self.linear[0] for row in self.linear):
+            terms = []
+            for token, weight in self.linear[0]:
+                factor = "" if abs(weight) == 1 else f"{abs(weight):g} "
+                terms.append(f"{'+' if weight > 0 else '−'} {factor}logit({token})")
+            return f"{' '.join(terms).removeprefix('+ ')}, {where}"
+        return f"{self.described[0] if self.described else 'a function'} {where}"
 
 
 class Reference:
@@ -135,7 +163,14 @@ def _of_text(name: str, make: Callable[..., Metric], *given: Any) -> Metric | No
     def compute(_: Tensor) -> Tensor:
         raise MetricError(f"the metric {name!r} is of texts, and is read in a model that has its tokenizer.")
 
-    return Metric(name, compute, of_text=of_text)
+    return Metric(name, compute, described=given, of_text=of_text)
+
+
+def _brief(given: object) -> str:
+    """Tokens or positions as they were given; of many the first few."""
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    more = ", ..." if len(listed) > 3 else ""
+    return ", ".join(map(repr, listed[:3])) + more
 
 
 @checked

@@ -22,12 +22,13 @@ from conewise.reactive.table import Rule
 from conewise.runs.attention_patterns import AttentionPatterns, attention_patterns
 from conewise.runs.backward_cost import BackwardCost, backward_cost_of
 from conewise.runs.decomposition import Decomposition, decompose
+from conewise.runs.glance import Likely, next_tokens, shown_change
 from conewise.runs.gradients import Gradients, Tape, gradients_of
 from conewise.runs.lens import Lens, lens
 from conewise.runs.logit_attribution import LogitAttribution, attribute, expect_linear
 from conewise.runs.metrics import Metric, as_metric, at_run, expect_prompts, measured
 from conewise.runs.values import Edit, Part, Values, applied_in_turn, node_names, of_values
-from conewise.templates import heading, table
+from conewise.templates import folded, heading, note, shown, table
 from conewise.text.tokens import expect_decodes
 from conewise.threads import one_thread
 
@@ -378,10 +379,25 @@ class RunWorld(Reading):
         places = ", ".join(str(edit.place) for edit in self._own_edits())
         return f"RunWorld over {self._parent!r}, patched at {places or 'nothing'}"
 
+    def _next_tokens(self, run: Reading) -> list[Likely]:
+        """The next tokens under the same patches in another world: nothing is computed in this one."""
+        with warnings.catch_warnings(), run.fork() as seen:
+            warnings.simplefilter("ignore", NoEffectWarning)
+            for edit in self.edits:
+                seen.patch(edit.place, edit.part)
+            return next_tokens(seen)
+
     def _repr_html_(self) -> str:
         rows = [(str(edit.place), edit.described) for edit in self.edits]
         patches = table(rows, ("patched", "with")) if rows else heading("", "Nothing is patched.")
-        return heading(f"World of {self.model.name}", repr(self.ledger)) + patches
+        run: Reading | None = self
+        while isinstance(run, RunWorld):
+            run = run._parent
+        before = [] if run is None else next_tokens(run)
+        after = [] if run is None or not before else self._next_tokens(run)
+        change = shown_change(before, after) if len(before) == len(after) else ""
+        title = heading(f"World of {self.model.name}", "" if change else "with nothing computed yet")
+        return shown(title, patches, change, folded("What was computed", note(repr(self.ledger))))
 
 
 def _warn(message: str) -> None:

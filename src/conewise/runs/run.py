@@ -14,9 +14,10 @@ from conewise.program.walk import described_fields, output_names, run_sources, s
 from conewise.program.weights import Contents, Sums
 from conewise.reactive.world import World
 from conewise.runs.captured import Captured
+from conewise.runs.glance import next_tokens, shown_map, shown_next
 from conewise.runs.inputs import with_tokens
 from conewise.runs.reading import Reading
-from conewise.templates import heading, table
+from conewise.templates import folded, heading, shown, table
 
 
 class Run(Reading):
@@ -97,7 +98,10 @@ class Run(Reading):
         known = heading(
             "", f"Outputs: {described_fields(self.model.program)}. A site's value: run[kind, layer]"
         )
-        return heading(f"Run of {self.model.name}") + table(rows, ("input", "shape", "dtype")) + known
+        inputs = folded("Inputs and outputs", table(rows, ("input", "shape", "dtype")), known)
+        return shown(
+            heading(f"Run of {self.model.name}"), shown_next(next_tokens(self)), shown_map(self), inputs
+        )
 
 
 KEEP_ALL_BYTES = 1 << 30

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from conewise.anatomy.selectors import Spread
 from conewise.extras import needs
 from conewise.program.tensors import Tensor
+from conewise.sweeps.panels import panel, plain
 from conewise.sweeps.statistics import Statistics
 from conewise.sweeps.storage.result_data import ResultData
 from conewise.templates import LIGHT
@@ -19,25 +18,11 @@ with needs("plots"):
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-LETTERS = {
-    "layer": "L",
-    "head": "H",
-    "kv_head": "K",
-    "pos": "P",
-    "query_pos": "Q",
-    "key_pos": "K",
-    "neuron": "N",
-    "latent": "F",
-}
-
 HOVER = "<b>%{customdata[0]}</b><br>value %{customdata[1]:.6g}<br>effect %{customdata[2]:+.6g}<extra></extra>"
 
 
 FEW_BARS = 48
 """So many bars are wide enough for an outline."""
-
-POSITIONS = ("pos", "query_pos", "key_pos")
-"""Axes that are labelled by tokens."""
 
 
 def figure(result: ResultData, tokens: Sequence[str] = ()) -> go.Figure:
@@ -51,7 +36,7 @@ def figure(result: ResultData, tokens: Sequence[str] = ()) -> go.Figure:
     drawn = make_subplots(
         cols=len(parts),
         subplot_titles=[part.name for part, _ in parts] if len(parts) > 1 else None,
-        column_widths=[max(_columns(part), 4) ** 0.5 for part, _ in parts],
+        column_widths=[max(len(panel(part).columns), 4) ** 0.5 for part, _ in parts],
         horizontal_spacing=0.25 / max(len(parts), 2),
     )
     for column, (part, start) in enumerate(parts, start=1):
@@ -79,7 +64,7 @@ def figure(result: ResultData, tokens: Sequence[str] = ()) -> go.Figure:
 def intervals(names: Sequence[str], effects: Tensor, statistics: Statistics, metric: str) -> go.Figure:
     """Effects [cell, prompt]: a dot for each prompt, the mean and its interval; the first cell is on top."""
     rows = list(range(len(names)))
-    labels = [_plain(name) for name in names]
+    labels = [plain(name) for name in names]
     found = effects.double().cpu()
     mean, low, high = (one.tolist() for one in (statistics.mean, statistics.low, statistics.high))
     dots = go.Scatter(
@@ -107,7 +92,7 @@ def intervals(names: Sequence[str], effects: Tensor, statistics: Statistics, met
         marker={"size": 8, "color": "#1a1e24"},
     )
     drawn = go.Figure([dots, means])
-    drawn.update_xaxes(title_text=f"effect on {_plain(metric)}")
+    drawn.update_xaxes(title_text=f"effect on {plain(metric)}")
     drawn.update_yaxes(tickvals=rows, ticktext=labels, autorange="reversed")
     drawn.update_layout(
         title=f"Effects over {statistics.prompts} prompts, with intervals of {statistics.level:.0%}"
@@ -130,140 +115,35 @@ def _panel(
     told = [
         [cell.name, value, effect] for cell, value, effect in zip(part.cells, values, effects, strict=True)
     ]
-    if part.axes == ("edge",):
-        _edges_panel(drawn, part, effects, told, column)
-        return
-    if part.ends:
-        _pairs_panel(drawn, part, effects, told, column)
-        return
-    if len(part.axes) < 2:
-        axis = part.axes[0] if part.axes else "site"
-        labels = (
-            [cell.name for cell in part.cells]
-            if axis == "site" or not part.axes
-            else _labels(part, 0, tokens)
-        )
+    laid = panel(part, tokens)
+    if len(part.axes) < 2 and not part.ends and part.axes != ("edge",):
         bars = go.Bar(
-            x=labels,
+            x=laid.columns,
             y=effects,
             customdata=told,
             hovertemplate=HOVER,
             marker={"color": effects, "coloraxis": "coloraxis", "line": _outline(len(effects))},
         )
         drawn.add_trace(bars, row=1, col=column)
-        drawn.update_xaxes(title_text=axis, type="category", row=1, col=column)
+        drawn.update_xaxes(title_text=laid.column_title, type="category", row=1, col=column)
         drawn.update_yaxes(title_text="effect", row=1, col=column)
         return
-    width = _columns(part)
     heat = go.Heatmap(
-        z=_rows(effects, width),
-        x=_labels(part, -1, tokens),
-        y=_row_labels(part, tokens),
-        customdata=_rows(told, width),
+        z=laid.laid_out(effects),
+        x=laid.columns,
+        y=laid.rows,
+        customdata=laid.laid_out(told, ["", None, None]),
         hovertemplate=HOVER,
+        hoverongaps=False,
         coloraxis="coloraxis",
     )
     drawn.add_trace(heat, row=1, col=column)
-    drawn.update_xaxes(title_text=part.axes[-1], type="category", row=1, col=column)
     # The first layer stands at the top, as in the tables.
-    title = " × ".join(part.axes[:-1])
-    drawn.update_yaxes(title_text=title, type="category", autorange="reversed", row=1, col=column)
+    across, down = ({"title_text": one} if one else {} for one in (laid.column_title, laid.row_title))
+    drawn.update_xaxes(**across, type="category", row=1, col=column)
+    drawn.update_yaxes(**down, type="category", autorange="reversed", row=1, col=column)
 
 
 def _outline(bars: int) -> dict[str, Any]:
     """Pale bars are seen by it; of many thin ones it would be all that is seen."""
     return {"color": "#8a8f98", "width": 1 if bars <= FEW_BARS else 0}
-
-
-def _edges_panel(
-    drawn: go.Figure, part: Spread, effects: list[float], told: list[list[Any]], column: int
-) -> None:
-    """Writers by readers; what is no edge stays empty."""
-    ends = [cell.name.split("->", 1) for cell in part.cells]
-    ends = [[writer, reader.replace(f"{writer}->", "")] for writer, reader in ends]
-    rows, columns = (
-        {name: at for at, name in enumerate(dict.fromkeys(one))} for one in zip(*ends, strict=True)
-    )
-    heat: list[list[float | None]] = [[None] * len(columns) for _ in rows]
-    hover: list[list[Any]] = [[["", None, None]] * len(columns) for _ in rows]
-    for (writer, reader), effect, one in zip(ends, effects, told, strict=True):
-        heat[rows[writer]][columns[reader]] = effect
-        hover[rows[writer]][columns[reader]] = one
-    drawn.add_trace(
-        go.Heatmap(
-            z=heat,
-            x=list(columns),
-            y=list(rows),
-            customdata=hover,
-            hovertemplate=HOVER,
-            hoverongaps=False,
-            coloraxis="coloraxis",
-        ),
-        row=1,
-        col=column,
-    )
-    drawn.update_xaxes(title_text="reader", type="category", row=1, col=column)
-    drawn.update_yaxes(title_text="writer", type="category", autorange="reversed", row=1, col=column)
-
-
-def _pairs_panel(
-    drawn: go.Figure, part: Spread, effects: list[float], told: list[list[Any]], column: int
-) -> None:
-    """Cells by cells, the same on both sides of the diagonal; single cells stand on it, or nothing does."""
-    count = len(part.ends)
-    heat: list[list[float | None]] = [[None] * count for _ in part.ends]
-    hover: list[list[Any]] = [[["", None, None]] * count for _ in part.ends]
-    for (row, other), effect, one in zip(part.pairs(), effects, told, strict=True):
-        heat[row][other] = heat[other][row] = effect
-        hover[row][other] = hover[other][row] = one
-    matrix = go.Heatmap(
-        z=heat,
-        x=list(part.ends),
-        y=list(part.ends),
-        customdata=hover,
-        hovertemplate=HOVER,
-        hoverongaps=False,
-        coloraxis="coloraxis",
-    )
-    drawn.add_trace(matrix, row=1, col=column)
-    drawn.update_xaxes(type="category", row=1, col=column)
-    drawn.update_yaxes(type="category", autorange="reversed", row=1, col=column)
-
-
-def _columns(part: Spread) -> int:
-    if part.ends:
-        return len(part.ends)
-    return part.shape[-1] if part.shape else 1
-
-
-def _rows(flat: list[Any], width: int) -> list[list[Any]]:
-    return [flat[start : start + width] for start in range(0, len(flat), width)]
-
-
-def _labels(part: Spread, axis: int, tokens: Sequence[str]) -> list[str]:
-    """What stands along an axis: numbers, labels, or a position's token with its number."""
-    labels = part.labels_of(axis)
-    if part.axes[axis] not in POSITIONS or not tokens:
-        return labels
-    numbers = part.coordinates[axis]
-    return [
-        f"{_plain(tokens[number])} {number}" if 0 <= number < len(tokens) else label
-        for number, label in zip(numbers, labels, strict=True)
-    ]
-
-
-def _plain(token: str) -> str:
-    """A token as text that Plotly does not take for tags."""
-    return html.escape(token.replace("\n", "⏎").strip() or "␣", quote=False)
-
-
-def _row_labels(part: Spread, tokens: Sequence[str]) -> list[str]:
-    """The numbers along the first of two axes; along the first of more, numbers with letters: L0 H3."""
-    if len(part.axes) == 2:
-        return _labels(part, 0, tokens)
-    letters = [LETTERS.get(axis, f"{axis} ") for axis in part.axes[:-1]]
-    along = [part.labels_of(axis) for axis in range(len(part.axes) - 1)]
-    return [
-        " ".join(f"{letter}{name}" for letter, name in zip(letters, point, strict=True))
-        for point in itertools.product(*along)
-    ]

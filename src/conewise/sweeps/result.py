@@ -19,10 +19,12 @@ from conewise.program.walk import bitwise_same
 from conewise.report.story import read_story, write_story
 from conewise.status import shown_phases
 from conewise.sweeps.batches import base_story
+from conewise.sweeps.findings import certainty, cost, finding, strongest
+from conewise.sweeps.panels import heatmaps
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.archive import read_result
 from conewise.sweeps.storage.result_data import ResultData
-from conewise.templates import heading, table, verdict
+from conewise.templates import beside, folded, heading, lead, note, shown, table, verdict
 from conewise.threads import Turn, one_thread
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.report.story import Story
     from conewise.runs.captured import Captured
+
+
+SHOWN = 5
+"""The number of prompts that a notebook shows."""
 
 
 @checked
@@ -369,6 +375,10 @@ class Result(ResultData):
     # -- as text -------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
+        return f"{self._summary()}\n  {finding(self)}"
+
+    def _summary(self) -> str:
+        """What it is of, and what it took, in a line."""
         shown = ", ".join(f"{part.name}{list(part.shape)}" for part in self.spreads)
         resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
         planned, peak = shown_bytes(self.plan.peak_bytes), self.ledger.peak_bytes
@@ -380,28 +390,56 @@ class Result(ResultData):
         )
 
     def __str__(self) -> str:
-        lines = [repr(self), *(f"  {one}" for one in self.missing)]
-        if self.ledger.phases:
-            lines.append(f"  time: {shown_phases(self.ledger.phases)}")
+        lines = [finding(self), f"  {certainty(self)}", *(f"  {one}" for one in self.missing)]
         for name in self.metrics:
             lines.append(f"  {name}: {self._ends(name)}; the largest effects:")
             for cell, effect, value in self.strongest(name):
                 lines.append(f"    {effect:+.6g}  {cell.name}  ({value:.6g})")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._costs()])
+
+    def _costs(self) -> list[str]:
+        """What it took, as the last lines of its text."""
+        phases = [f"  time: {shown_phases(self.ledger.phases)}"] if self.ledger.phases else []
+        return [f"  {self._summary()}", *phases]
 
     def _repr_html_(self) -> str:
-        parts = [heading("Result", repr(self).removeprefix("Result "))]
-        if self.ledger.phases:
-            parts.append(heading("time", shown_phases(self.ledger.phases)))
+        maps = heatmaps(self, 0, self.position_tokens())
+        largest = max((abs(effect) for effect, _ in strongest(self, 0, 1)), default=0.0)
+        colours = (
+            f"Effect on {self.metrics[0]}: blue raises it, red lowers it, at full strength by {largest:.3g}."
+        )
+        tables = []
         for name in self.metrics:
             rows = [
                 (cell.name, f"{effect:+.6g}", f"{value:.6g}") for cell, effect, value in self.strongest(name)
             ]
-            parts.append(heading(name, f"{self._ends(name)}; the largest effects:"))
-            parts.append(table(rows, ("site", "effect", "value"), numbers=(1, 2)))
-        if self.verification is not None:
-            parts.append(verdict(self.verification.ok, str(self.verification)))
-        return "".join(parts)
+            tables.append(heading(name, f"{self._ends(name)}; the largest effects:"))
+            tables.append(table(rows, ("site", "effect", "value"), numbers=(1, 2)))
+        check = self.verification
+        costs = [cost(self), *self._costs()]
+        return shown(
+            lead(finding(self)),
+            note(certainty(self)),
+            beside(*maps),
+            note(colours),
+            self._asked_html(),
+            folded("The largest effects", *tables),
+            "" if check is None else verdict(check.ok, str(check)),
+            folded("What it cost", *map(note, costs)),
+        )
+
+    def _asked_html(self) -> str:
+        """The prompts, where they are known."""
+        story = self.story
+        if story is None or not story.prompts:
+            return ""
+        rows = [
+            (pair.clean, pair.corrupted, ", ".join(pair.answers), ", ".join(pair.wrong_answers))
+            for pair in story.prompts[:SHOWN]
+        ]
+        more = len(story.prompts) - len(rows)
+        left = [note(f"and {more:,} more")] if more > 0 else []
+        return folded("The prompts", table(rows, ("clean", "corrupted", "answer", "wrong answer")), *left)
 
     def _ends(self, metric: str) -> str:
         """What a metric is in the base and, where there is one, in the source."""

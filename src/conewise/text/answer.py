@@ -18,6 +18,7 @@ from conewise.report.inside import Inside
 from conewise.report.story import Story
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.reading import SweepLedger, most
+from conewise.sweeps.findings import certainty, finding
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
@@ -123,7 +124,7 @@ class Answer(Result):
         prompts = self.per_prompt.shape[-1]
         if prompts < 2 or self.base_per_prompt is None:
             return super().__str__()
-        lines = [repr(self)]
+        lines = [finding(self), f"  {certainty(self)}"]
         for name in self.metrics:
             row = self._number(name)
             over = f"{name} over {prompts} prompts: {self._ends(name)}"
@@ -136,10 +137,10 @@ class Answer(Result):
                 low, high, p = (float(part[number]) for part in (found.low, found.high, found.p))
                 lines.append(f"    {effect:+.6g}  [{low:+.4g}, {high:+.4g}]  p = {p:.2g}  {cell.name}")
             lines += [f"    {found.note}"] if found.note else []
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._costs()])
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace("Result", "Answer", 1)
+    def _summary(self) -> str:
+        return super()._summary().replace("Result", "Answer", 1)
 
 
 def whole_check(checks: Sequence[CellCheck]) -> CellCheck:

@@ -42,10 +42,11 @@ from conewise.sweeps.execution.growth import Holes
 from conewise.sweeps.planning.costs import synchronize
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import facts_of
-from conewise.sweeps.result import Result
+from conewise.sweeps.result import SHOWN, Result
 from conewise.sweeps.running import Options, calibrate
 from conewise.sweeps.storage.result_data import ResultData
 from conewise.sweeps.sweep import Sweep, expect_each, swept_together
+from conewise.templates import heading, note, shown, table
 from conewise.text.answer import (
     Answer,
     HeldOut,
@@ -169,7 +170,7 @@ Together = Callable[[Sequence[Sweep], Sequence[Path | None], How], Sequence[Resu
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Question(Runnable[Answer]):
     """The effect of every site on the metric, when `patch` is put there in one run of each pair.
 
@@ -203,6 +204,23 @@ class Question(Runnable[Answer]):
             for run in ("clean", "corrupted"):
                 bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
         self._expect_one_meaning()
+
+    def __repr__(self) -> str:
+        pairs, cells = len(self.prompts.pairs), len(self.cells)
+        return (
+            f"Question of {pairs:,} prompt{'s' if pairs > 1 else ''} to {self.model.label}: "
+            f"{cells:,} cells, {self.direction}, patch {self.patch!r}, reading {self.metric_name}"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (pair.clean, pair.corrupted, ", ".join(pair.answers), ", ".join(pair.wrong_answers))
+            for pair in self.prompts.pairs[:SHOWN]
+        ]
+        left = len(self.prompts.pairs) - len(rows)
+        more = note(f"and {left:,} more prompts") if left else ""
+        columns = ("clean", "corrupted", "answer", "wrong answer")
+        return shown(heading("Question", repr(self).removeprefix("Question ")), table(rows, columns), more)
 
     def _expect_one_meaning(self) -> None:
         """Refuse sites that the model has not, and positions that differ in prompts of several lengths."""

@@ -14,7 +14,7 @@ from conewise.files import Format, parse_json
 from conewise.sweeps.planning.fill_tables import EdgeFill, FillTable, OwnFill, read_in
 from conewise.sweeps.planning.passes import PassProgram, from_plain, to_plain
 from conewise.sweeps.planning.schedule import Ranges, count_of
-from conewise.templates import table
+from conewise.templates import bars, folded, lead, note, shown, table
 
 FORMAT = Format("conewise plan", 1)
 
@@ -92,7 +92,11 @@ class PlanCosts:
         )
 
     def _repr_html_(self) -> str:
-        return table(self.rows())
+        done, full = self.node_evaluations, self.full_evaluations
+        compared = [("this sweep", float(done), f"{done:,}"), ("full re-runs", float(full), f"{full:,}")]
+        saved = f"{self.worlds:,} worlds, {self.ratio:.2f} times fewer node evaluations than full re-runs"
+        memory = f"at most {shown_bytes(self.peak_bytes)} of memory, by the {self.evaluator} evaluator"
+        return shown(lead(saved), note(memory), bars(compared), folded("The whole plan", table(self.rows())))
 
 
 class Plannable(Protocol):
