@@ -200,7 +200,13 @@ def _alternatives(annotation: object, scope: Mapping[str, Any]) -> Iterator[_Alt
 def _alternative(part: str, scope: Mapping[str, Any]) -> _Alternative | None:
     if part == "None":
         return _Alternative("None", lambda given: None if given is None else _REFUSED)
-    name = part.partition("[")[0]
+    name, _, values = part.partition("[")
+    if name == "Literal":
+        texts = ast.literal_eval(f"({values.removesuffix(']')},)")
+        said = " or ".join(map(repr, texts))
+        return _Alternative(
+            said, lambda given: given if isinstance(given, str) and given in texts else _REFUSED
+        )
     first, *inner = name.split(".")
     kind = scope.get(first, vars(builtins).get(first, getattr(collections.abc, first, None)))
     kind = functools.reduce(lambda found, inside: getattr(found, inside, None), inner, kind)

@@ -193,7 +193,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert on.ledger.resumed == 110
     assert on.plan.node_evaluations == whole.plan.node_evaluations
     for other in ({"steps": 3}, {"method": "eap", "steps": None}, {"metric": cw.logit_diff([3, 4], [5, 7])}):
-        with pytest.raises(SweepError, match="cannot go on as this sweep"):
+        with pytest.raises(SweepError, match="cannot go on as this attribution"):
             model.attribute(model.edges(), **asked | other).run(out=tmp_path / "run", resume=True)
     with pytest.raises(SweepError, match="'hybrid' is not stored"):
         model.attribute(HEADS, **asked | {"method": "hybrid", "steps": None}).run(out=tmp_path / "other")

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.attributing.approximation import SampleError
+from conewise.attributing.approximation import Approximation, SampleError
 from conewise.attributing.comparison import Comparison, kendall, pearson, share_bound, spearman
 from conewise.errors import SweepError
 from conewise.sweeps.statistics import student_quantile
 from tests.attributing.test_sites import looking
 from tests.circuits.edge_models import model_of, run_of
 from tests.runs.test_gradients import squares
-from tests.test_readme import BLOCKS
 
 HEADS = cw.sites("z", layer=":", head=":")
 
@@ -27,17 +26,24 @@ def asked(name: str = "gpt2") -> dict[str, Any]:
 
 
 SNIPPET = """
-approx = model.attribute(heads, base=base, source=source, metric=metric, method="atp*").run()
+import conewise as cw
+model = cw.load("tiny")
+text = "When Mary and John went to the store, {} gave a drink to"
+clean, corrupted = text.format("John"), text.format("Mary")
+metric = cw.logit_diff(" Mary", " John")
+heads, runs = cw.sites("z", layer=":", head=":"), {"base": corrupted, "source": clean, "metric": metric}
+result = model.sweep(heads, **runs).run()
+approx = model.attribute(heads, **runs, method="atp*").run()
 print(cw.compare(approx, result))                       # rank correlation, sign errors, false negatives at k
 print(approx.check(top=4, n=8))
-eap = model.attribute(model.edges(), base=base, source=source, metric=metric, method="eap-ig", steps=5).run()
+eap = model.attribute(model.edges(), **runs, method="eap-ig", steps=5).run()
 """
 
 
-def test_it_goes_on_from_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_and_its_estimate_agree_on_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     """The head that a gradient sees least of is found by both, and by the exact sweep as the largest."""
     scene: dict[str, Any] = {}
-    exec(compile(BLOCKS[0] + SNIPPET, "README.md", "exec"), scene)
+    exec(compile(SNIPPET, "snippet", "exec"), scene)
     printed = capsys.readouterr().out
     assert "atp* beside exact effects on logit_diff, 16 cells:" in printed
     assert "4 largest, 8 of 12 others at random" in printed
@@ -179,7 +185,7 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     assert mixed.provenance["attribution"]["exact"] == list(mixed.exact)
     assert mixed.plan.node_evaluations == mixed.ledger.node_evaluations > plain.plan.node_evaluations
     opened = cw.open(mixed.save(tmp_path / "mixed"))
-    assert isinstance(opened, cw.Approximation)
+    assert isinstance(opened, Approximation)
     assert opened.method == mixed.method
     assert model.attribute(HEADS, **asked(), method="hybrid", top=2, n=4).run().method.startswith("hybrid")
     with pytest.raises(SweepError, match="n is a number of cells of at least 2"):

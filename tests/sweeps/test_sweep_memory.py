@@ -222,7 +222,7 @@ def budgeted(job: str, budget: int) -> object:
     if job == "evaluation":
         circuit = cw.Circuit.from_scores(model, dict.fromkeys(model.edges(), 1.0), top=20)
         return circuit.evaluate(**given, max_memory=budget)
-    traced: dict[str, Any] = {"subject": [1], "metric": cw.prob(1), "samples": 3, "positions": "30:"}
+    traced: dict[str, Any] = {"subject": [1], "metric": cw.prob(1), "n": 3, "pos": "30:"}
     return model.causal_trace(BASE(), **traced).run(max_memory=budget)
 
 

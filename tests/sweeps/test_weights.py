@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import InexactCaptureWarning, WeightsChangedError
+from conewise.errors import ArgumentError, InexactCaptureWarning, WeightsChangedError
 from conewise.model import Model
 from conewise.program import weights as reading
 from conewise.sweeps.sweep import Sweep
@@ -483,8 +483,8 @@ def test_equal_tensors_in_place_of_the_captured_ones_change_nothing(net: tuple[N
 # -- what is read --------------------------------------------------------------------------------
 
 
-def test_of_a_large_model_a_part_is_read_each_time_and_all_by_a_sweep(
-    monkeypatch: pytest.MonkeyPatch,
+def test_of_a_large_model_a_sample_is_read_each_time_and_all_where_it_is_asked_for_or_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(reading, "READ_WHOLE_BYTES", 0)
     torch.manual_seed(0)
@@ -514,10 +514,46 @@ def test_of_a_large_model_a_part_is_read_each_time_and_all_by_a_sweep(
             patched(base, "1")
     base = model.run(x)
     unseen()
+    sweep = model.sweep([cw.site("1")], base=base, source="zero", metric=total)
+    sample = sweep.run()
     with pytest.raises(WeightsChangedError, match=r"'0.weight'"):
-        model.sweep([cw.site("1")], base=base, source="zero", metric=total).run()
+        sweep.run(check_weights="full")
+    with pytest.raises(WeightsChangedError, match=r"'0.weight'"):
+        sweep.run(out=tmp_path / "stored")
+    with pytest.raises(WeightsChangedError, match=r"'0.weight'"):
+        sample.verify()
+    with pytest.raises(ArgumentError, match=r"`check_weights` is str 'some'; expected 'sample' or 'full'"):
+        sweep.run(check_weights="some")  # type: ignore[arg-type]
     base = model.run(x)
     assert model.sweep([cw.site("1")], base=base, source="zero", metric=total).run(verify=1).verification
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "order"),
+    [
+        ((640, 576), torch.float32, (0, 1)),
+        ((640, 61 * 16), torch.float32, (0, 1)),
+        ((61 * 32, 300), torch.bfloat16, (1, 0)),
+        ((513, 777), torch.float32, (0, 1)),
+        ((300, 1001), torch.float64, (1, 0)),
+        ((7, 130, 1000), torch.float32, (0, 1, 2)),
+    ],
+)
+def test_the_sample_has_an_element_of_every_block_of_64_by_64(
+    shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator).to(dtype).permute(order)
+    glance = reading._Glance([weight])
+    before, (rows, columns) = glance.read(), weight.shape[-2:]
+    for _ in range(200):
+        row, column = (int(torch.randint(n - 63, (), generator=generator)) for n in (rows, columns))
+        block = weight[..., row : row + 64, column : column + 64]
+        kept = block.clone()
+        block.zero_()
+        assert glance.read() != before
+        block.copy_(kept)
+    assert glance.read() == before
 
 
 def test_forks_inside_of_checked_once_look_for_writes_at_its_ends(

@@ -189,10 +189,10 @@ class Attribution(Runnable[Approximation]):
 
     @within_memory("this attribution")
     @recording()
-    def _run(self, how: How, **own: Any) -> Approximation:
+    def _run(self, how: How) -> Approximation:
         job = self._job(how.max_memory)
         if self.method != HYBRID:
-            return run_job(job, how.out, resume=how.resume, progress=how.progress, workers=how.workers, **own)
+            return run_job(job, how)
         if how.out is not None or how.resume:
             raise SweepError(
                 "'hybrid' is not stored, since what it computes depends on what it found: leave out ",
@@ -200,7 +200,7 @@ class Attribution(Runnable[Approximation]):
                 ", or take another method and check it.",
             )
         with pool_of(how.workers) as pool:
-            first = run_job(job, None, progress=how.progress, workers=pool)
+            first = run_job(job, replace(how, workers=pool))
             return hybrid(first, self._top, self._n, self.seed, how.max_memory, pool)
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ def attributed_together(
     """Return what several attributions to one model estimate: pieces of all of them stand in one line."""
     jobs = [one._job(how.max_memory) for one in attributions]
     with recording():
-        return run_jobs(jobs, folders, resume=how.resume, progress=how.progress, workers=how.workers)
+        return run_jobs(jobs, folders, how)
 
 
 def _ranking(sweep: Sweep) -> str:

@@ -20,7 +20,8 @@ import torch
 from conewise.errors import FleetError, WeightsChangedError
 from conewise.jobs.payload import Work, packed
 from conewise.jobs.pool import Pool
-from conewise.jobs.progress import Shown, Told, bar, follow_workers
+from conewise.jobs.progress import Told, bar, follow_workers
+from conewise.jobs.runnable import How
 from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, cut_into_shares, run_shares
 from conewise.jobs.store import Recorder, Request, recorder
 from conewise.program.tensors import Tensor
@@ -145,6 +146,8 @@ class Job(ABC, Generic[R]):
 
     weights: Contents
     phases: Phases
+    reads_all_weights: bool = True
+    """True if every bit of the weights is read, before and after; else a sample of them."""
     max_memory: int | None = None
     """Bytes that chunks may take in this process."""
 
@@ -194,11 +197,16 @@ class Job(ABC, Generic[R]):
         """Return the names of cells."""
         return tuple(map(str, cells))
 
+    def weights_now(self) -> Contents:
+        """Return the contents of the weights, of which as much is read as the job asks for."""
+        weights = self.model.weights
+        return weights.whole_contents() if self.reads_all_weights else weights.contents()
+
     def expect_unchanged(self, now: Contents | None = None) -> None:
         """Raise WeightsChangedError where a weight was written to since the job began."""
         with self.phases.during("weights"):
             weights = self.model.weights
-            changed = weights.changed(self.weights.whole, (now or weights.whole_contents()).whole)
+            changed = weights.changed(self.weights.whole, (now or self.weights_now()).whole)
         if changed:
             raise WeightsChangedError(
                 f"the weights of {self.model.name} were written to while the sweep ran: {changed}. Its cells "
@@ -209,20 +217,14 @@ class Job(ABC, Generic[R]):
 # -- the driver ------------------------------------------------------------------------------------
 
 
-def run_job(job: Job[R], out: str | Path | None, **how: Any) -> R:
+def run_job(job: Job[R], how: How, phases: Phases | None = None) -> R:
     """Run one job: see `run_jobs`."""
-    (found,) = run_jobs([job], [out], **how)
+    (found,) = run_jobs([job], [how.out], how, phases)
     return found
 
 
 def run_jobs(
-    jobs: Sequence[Job[R]],
-    folders: Sequence[str | Path | None],
-    *,
-    resume: bool = False,
-    progress: Shown = None,
-    workers: object = None,
-    phases: Phases | None = None,
+    jobs: Sequence[Job[R]], folders: Sequence[str | Path | None], how: How, phases: Phases | None = None
 ) -> list[R]:
     """Run jobs over one model, and return their results; each is stored in its folder, if it has one.
 
@@ -231,21 +233,26 @@ def run_jobs(
     not stored. The seconds of all are those of the first.
 
     The weights are mostly those that were last read, so that is assumed where nothing is stored or sent: they
-    are read at the end. Only where they turn out to be others are they read first, and all is done again.
+    are looked at in the end. Only where they turn out to be others is all done again, with those that were
+    read. Of a large model on a CPU, a look means counted writes and a sample of the bits; with
+    `check_weights` as "full", and where something is stored or sent, it means every bit.
     """
     phases = phases or Phases(PHASES)
     model, total = jobs[0].model, sum(job.cells * job.batches for job in jobs)
-    with pool_of(workers) as pool, bar(progress, total, facts_of(model).device) as tell:
+    device = facts_of(model).device
+    with pool_of(how.workers) as pool, bar(how.progress, total, device) as tell:
         tell.begin(phases)
-        attempt = partial(_attempt, jobs, folders, tell=tell, phases=phases, resume=resume, pool=pool)
+        attempt = partial(_attempt, jobs, folders, tell=tell, phases=phases, resume=how.resume, pool=pool)
         with phases.during("weights"):
             can_assume = pool is None and all(out is None for out in folders)
+            for job in jobs:
+                job.reads_all_weights = how.check_weights == "full" or not can_assume
             assumed = model.weights.assumed() if can_assume else None
         if assumed is not None:
             try:
                 return attempt(assumed)
             except Exception:
-                if model.weights.whole_contents().whole == assumed.whole:
+                if jobs[0].weights_now().whole == assumed.whole:
                     raise
             except BaseException:
                 # Interrupted before the weights were read: what was found may be of others.
@@ -253,7 +260,7 @@ def run_jobs(
                     job.forget_all()
                 raise
         with phases.during("weights"):
-            contents = model.weights.whole_contents()
+            contents = jobs[0].weights_now()
         return attempt(contents)
 
 
@@ -414,7 +421,7 @@ class JobRun(Generic[R]):
     def _read_weights(self) -> None:
         """Read the weights behind all that a device was given to do, so that it is waited for once."""
         with self.job.phases.during("weights"):
-            self.ending = self.job.model.weights.whole_contents()
+            self.ending = self.job.weights_now()
 
     # -- by workers ----------------------------------------------------------------------------
 

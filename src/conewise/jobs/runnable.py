@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from conewise.arguments import as_bytes, checked
+from conewise.errors import ArgumentError
 from conewise.jobs.pool import Pool
 from conewise.threads import Turn, one_thread
 
@@ -24,6 +26,7 @@ class How:
     max_memory: int | None = None
     workers: int | str | Pool | None = None
     progress: bool | Callable[[int, int], None] | None = None
+    check_weights: Literal["sample", "full"] = "sample"
 
 
 @checked
@@ -52,6 +55,7 @@ class Runnable(ABC, Generic[R_co]):
         max_memory: int | str | None = None,
         workers: int | str | Pool | None = None,
         progress: bool | Callable[[int, int], None] | None = None,
+        check_weights: Literal["sample", "full"] = "sample",
         **own: Any,
     ) -> R_co:
         """Compute the job, and return its result, which `save` writes to a folder and `cw.open` opens again.
@@ -62,6 +66,12 @@ class Runnable(ABC, Generic[R_co]):
         processes, "ray" for a cluster of Ray on this machine, the address of one, `cw.Processes(...)` or
         `cw.Ray(...)`. `progress`: True shows a bar on stderr, False nothing; None shows one if stderr is a
         terminal or a notebook and the run takes more than a second; a function is called with (done, of how
-        many). `own` are the options that this kind of job has besides; its own page says which.
+        many). `check_weights`: changes of the weights show in torch's counters of writes and in a sample of
+        the bits; "full" reads every bit before and after, as jobs that are stored or sent to workers do.
+        `own` are the options that this kind of job has besides; its own page says which.
         """
-        return self._run(How(out, resume, as_bytes(max_memory), workers, progress), **own)
+        parameters = [*signature(Runnable.run).parameters, *signature(self._run).parameters]
+        options = [name for name in parameters if name not in {"self", "how", "own"}]
+        if unknown := [name for name in own if name not in options]:
+            raise ArgumentError(f"`run` has no option {unknown[0]!r} here; it has {', '.join(options)}.")
+        return self._run(How(out, resume, as_bytes(max_memory), workers, progress, check_weights), **own)

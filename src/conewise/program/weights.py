@@ -34,6 +34,9 @@ READ_WHOLE_BYTES = 8 << 20
 LINE_BYTES, LINES_TO_ONE = 64, 61
 """Of larger ones, one line of the processor's cache in 61: a number of which few sizes are multiples."""
 
+TILE = 64
+"""The sample of a large matrix has an element of every block of so many rows and columns."""
+
 _BLOCK = {"cpu": 1 << 17}
 """Words that are multiplied at a time; elsewhere `_LARGE_BLOCK`."""
 _LARGE_BLOCK = 1 << 21
@@ -379,11 +382,15 @@ class _DeviceReader:
 
 
 class _Glance:
-    """Reads a few lines from all over each large tensor, and small ones whole, as plain and cheap sums."""
+    """Reads a few lines from all over each large tensor, and small ones whole, as plain and cheap sums.
+
+    Of a large matrix at least one element of each block of 64 by 64 is read.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = [None if _is_dense(tensor) else tensor for tensor in tensors]
         self._lines = [_lines(_words(tensor)) for tensor in tensors]
+        self._corners = [_corners(tensor) for tensor in tensors]
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -391,7 +398,30 @@ class _Glance:
         """A number for each tensor."""
         found = zip(self._tensors, self._lines, strict=True)
         lines = [known if tensor is None else _lines(_words(tensor)) for tensor, known in found]
-        return Sums([0 if words.is_meta else int(words.sum()) for words in lines])
+        read = zip(lines, self._corners, strict=True)
+        return Sums(
+            [0 if words.is_meta else int(words.sum()) + int(corners.sum()) for words, corners in read]
+        )
+
+
+_WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _corners(tensor: Tensor) -> Tensor:
+    """The first element of each block of 64 by 64, where the lines that are read may leave whole blocks out.
+
+    Rows of k lines begin at other places modulo 61 each, unless k is a multiple of 61: of 61 rows below each
+    other, one has any given line read. Nothing of this kind holds for rows that end within a line.
+    """
+    words = _words(tensor)
+    is_whole = len(_lines(words)) == len(words)
+    if is_whole or words.is_meta or tensor.ndim < 2 or not _is_dense(tensor) or tensor.itemsize not in _WORD:
+        return _NOTHING
+    in_memory = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+    row = in_memory.shape[-1] * tensor.itemsize
+    if row % LINE_BYTES == 0 and row // LINE_BYTES % LINES_TO_ONE:
+        return _NOTHING
+    return in_memory.view(_WORD[tensor.itemsize]).flatten(0, -2)[::TILE, ::TILE]
 
 
 def _lines(words: Tensor) -> Tensor:

@@ -347,9 +347,7 @@ class Sweep(Runnable[Result]):
         self, how: How, *, evaluator: str = "auto", verify: Count = 0, plan: SweepPlan | None = None
     ) -> Result:
         job, phases = SweepJob(self, Options.of(evaluator, how.max_memory, plan)), Phases(PHASES)
-        numbers = run_job(
-            job, how.out, resume=how.resume, progress=how.progress, workers=how.workers, phases=phases
-        )
+        numbers = run_job(job, how, phases)
         result = self._result(numbers, job.weights.whole)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
@@ -428,5 +426,5 @@ def swept_together(
     """
     jobs = [SweepJob(sweep, options) for sweep in sweeps]
     with _unreported():
-        found = run_jobs(jobs, folders, resume=how.resume, progress=how.progress, workers=how.workers)
+        found = run_jobs(jobs, folders, how)
     return [sweep._result(one, jobs[0].weights.whole) for sweep, one in zip(sweeps, found, strict=True)]

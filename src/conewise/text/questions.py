@@ -567,11 +567,11 @@ class QuestionAttribution(Runnable[Result]):
                 found.append(self._of(sweep).plan(max_memory))
         return tuple(found)
 
-    def _run(self, how: How, **own: Any) -> Result:
+    def _run(self, how: How) -> Result:
         question, budget = self.question, how.max_memory
 
         def alone(sweep: Sweep, how: How) -> Result:
-            return self._of(sweep)._run(how, **own)
+            return self._of(sweep)._run(how)
 
         def together(sweeps: Sequence[Sweep], folders: Sequence[Path | None], how: How) -> Sequence[Result]:
             return attributed_together([self._of(sweep) for sweep in sweeps], folders, how)

@@ -161,11 +161,13 @@ GROWING = f"""
 import json, time, torch
 from conewise.sweeps.execution.growth import MARGIN
 from conewise.sweeps.execution.growth import INTERVAL, watching
-with watching([torch.device("cpu")], {SIZE}) as watch:
+with watching([torch.device("cpu")], {SIZE}) as free:
+    pass
+with watching([torch.device("cpu")], {SIZE}, 4 * {SIZE}) as watch:
     block = torch.ones({SIZE} // 4)
     time.sleep(20 * INTERVAL)  # it is looked at from time to time
     del block
-print(json.dumps({{"peak": watch.peak, "reserved": watch.reserved}}))
+print(json.dumps({{"free": free.peak, "peak": watch.peak, "reserved": watch.reserved}}))
 """
 
 
@@ -173,6 +175,7 @@ print(json.dumps({{"peak": watch.peak, "reserved": watch.reserved}}))
 def test_a_process_is_measured() -> None:
     """Another one: this one has free memory of other tests, and need not grow."""
     told = json.loads(subprocess.check_output([sys.executable, "-c", GROWING], text=True))
+    assert told["free"] is None, "without a budget nothing is given back, so that growth says little"
     assert 0.9 * SIZE <= told["peak"] <= SIZE + SMALL
     assert told["reserved"] is None
     with process_meter() as meter:

@@ -2,7 +2,7 @@
 
 On the CPU it is the process that grows. The C library keeps what is freed, in holes that later blocks may not
 fit, so that a process can grow by twice what its tensors hold. glibc gives holes back when it is told to, and
-is told to before something is computed that would go beyond the plan.
+is told to before something is computed that would go beyond the plan of a run that has a budget.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def watching(devices: Sequence[torch.device], planned: int, budget: int | None =
     """Watch work on some devices that is planned to take so many bytes of all of them, of a budget.
 
     On CUDA devices this resets the peaks that torch keeps; where there are some, they alone are watched.
-    Elsewhere it is the process that is watched, and nothing that others measure is changed.
+    Elsewhere it is the process that is watched, and nothing that others measure is changed. Large work
+    without a budget is not watched where memory could be given back: it runs faster in memory that the
+    process keeps, and what a process grows by says nothing once it has room from before.
     """
     on_cuda = [device for device in devices if device.type == "cuda"]
     with ExitStack() as entered:
@@ -79,7 +81,9 @@ def watching(devices: Sequence[torch.device], planned: int, budget: int | None =
         elif on_cuda:
             watch = DeviceWatch(on_cuda[0], planned, budget)
         else:
-            watch = ProcessWatch(entered.enter_context(process_meter()), planned, budget)
+            meter = entered.enter_context(process_meter())
+            is_free = budget is None and planned >= SMALL and meter.give_back is not None
+            watch = Watch() if is_free else ProcessWatch(meter, planned, budget)
         yield entered.enter_context(watch)
 
 
