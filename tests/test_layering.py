@@ -54,13 +54,14 @@ WITH_TORCH = {
     "model": {"report"},
     "loading": {"report"},
     "opening": {"report"},
+    "surgery": {"report"},
     "text": set(),
     "compat": {"paper"},
     "paper.experiments": {"text", "attributing"},
     "cli": set(),
 }
 BELOW = {*COMMON, "reactive", *ENGINE, "paper.theory", "paper.ops", "models.tiny"}
-HIGH = {"model", "loading", "opening", "text", "compat", "paper.experiments", "cli"}
+HIGH = {"model", "loading", "opening", "surgery", "text", "compat", "paper.experiments", "cli"}
 """Only these import each other: `text` imports the model, and not the other way round."""
 for _folder, _forbidden in WITH_TORCH.items():
     may = BELOW | (WITH_TORCH.keys() - {"cli", "compat", "paper.experiments"}) | {"sweeps.result"}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
     from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
     from conewise.runs.run import Run
+    from conewise.surgery.surgery import Surgery
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
@@ -54,6 +55,7 @@ __all__ = [
     "Ray",
     "Result",
     "Run",
+    "Surgery",
     "Sweep",
     "SweepPlan",
     "World",
@@ -102,6 +104,7 @@ _HOMES = {
     "Ray": "conewise.jobs.ray_workers",
     "Result": "conewise.sweeps.result",
     "Run": "conewise.runs.run",
+    "Surgery": "conewise.surgery.surgery",
     "Sweep": "conewise.sweeps.sweep",
     "SweepPlan": "conewise.sweeps.planning.plan",
     "World": "conewise.reactive.world",

@@ -27,6 +27,7 @@
     │   ├── MissingSiteError       a place that the model has not
     │   ├── NotAPlaceError         something that names no place
     │   ├── DictionaryError        a dictionary that cannot be read, or spliced in where it was meant to go
+    │   ├── SurgeryError           a surgery that a model does not allow
     │   └── PatchError             a value that cannot be put where it was meant to go
     │       └── WeightsChangedError    weights that are not those of a run, or of the capture
     ├── MetricError            a metric that cannot be read off the outputs
@@ -340,6 +341,10 @@ class NotAPlaceError(SiteError, TypeError):
 
 class DictionaryError(SiteError):
     """A dictionary that cannot be read, or that does not fit the place where it is spliced in."""
+
+
+class SurgeryError(SiteError):
+    """A surgery that a model does not allow: what is put in does not fit, or its place is gone."""
 
 
 class MetricError(ConewiseError):

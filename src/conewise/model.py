@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
-from conewise.anatomy.places import Index, PlaceLike
+from conewise.anatomy.places import Index, PlaceLike, as_place
 from conewise.anatomy.selectors import SelectorLike, with_named
 from conewise.arguments import Samples, checked, expect
 from conewise.attributing.attribution import attribute
@@ -20,7 +19,7 @@ from conewise.checks.verify import Verification, verify
 from conewise.circuits.acdc import find_circuit
 from conewise.circuits.replaced_parts import edge_facts, model_edges
 from conewise.circuits.tracing import causal_trace
-from conewise.errors import CaptureError, InexactCaptureWarning, PromptError, describe
+from conewise.errors import CaptureError, PromptError, describe
 from conewise.jobs.digests import fingerprint
 from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
@@ -32,7 +31,7 @@ from conewise.runs.generate import Patches, Positions, Prompt, Written, generate
 from conewise.runs.inputs import is_text, token_rows, tokens_of
 from conewise.runs.reading import Reading
 from conewise.runs.run import Keep, Run, baseline
-from conewise.runs.splicing import active, halves, splicing
+from conewise.runs.splicing import SpliceStep, active, halves, splicing
 from conewise.status import status_line
 from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.kernels import load_kernels
@@ -47,7 +46,7 @@ from conewise.threads import Turn, one_module, one_thread
 CAPTURED = frozenset(
     {
         *("program", "signature", "batch_is_fixed", "graph", "state", "weights", "fidelity", "site_table"),
-        *("phases", "splices", "spliced_into", "_built", "_again", "_behind", "_supports", "_bytes"),
+        *("phases", "splices", "operated_from", "_built", "_again", "_behind", "_supports", "_bytes"),
     }
 )
 """What a model has once it is captured."""
@@ -232,16 +231,12 @@ class Model(Captured):
         ):
             doing("exporting")
             made = splicing(self, place, encode, decode, reads, name)
-            model = object.__new__(type(self))
-            model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
-            model.origin, model._turn = self.origin, Turn()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
-                model._hold(made.module, made.exported, made.sites_of, doing, made.again)
+            step = SpliceStep(
+                as_place(place), encode, decode, None if reads is None else as_place(reads), name
+            )
+            model = self._made_of(step, made, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
-            how = {"place": place, "encode": encode, "decode": decode, "reads": reads, "name": name}
-            model.spliced_into = self, how
         model.phases = doing.seconds()
         return model
 

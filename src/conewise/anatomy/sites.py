@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -238,20 +238,26 @@ class SiteTable:
             )
         return names
 
-    def spliced(self, program: Program, value: str, output: str, own: Iterable[Site]) -> SiteTable:
-        """The table of a program into which a dictionary was spliced: every name is still there.
+    def operated(
+        self, program: Program, renamed: Mapping[str, str], own: Iterable[Site], why: str = ""
+    ) -> SiteTable:
+        """The table of a program that was changed: every name is still there whose value is.
 
-        Whatever was called the `value` now is the `output`, which others read instead; `own` are the sites of
-        the dictionary.
+        Whatever was called by a value that is `renamed` now is the other one, which is read instead.
+        `own` are the sites of what was put in. `why` says of those whose value is gone what took it away.
         """
+        there = {*program.record_of, *(leaf.name for leaf in program.inputs)}
         made = object.__new__(SiteTable)
         made._wiring = Wiring(program)
         made.why_no_kinds, made._missing = self.why_no_kinds, dict(self._missing)
-        made.model_layers = [_spliced_layer(layer, program, value, output) for layer in self.model_layers]
-        made._by_name = {
-            site.name: _spliced_site(site, program, value, output) for site in self if site.kind != "op"
+        made.model_layers = [_operated_layer(one, program, renamed, there, why) for one in self.model_layers]
+        sites = (_operated_site(site, program, renamed) for site in self if site.kind != "op")
+        made._by_name = {site.name: site for site in sites if site is not None and site.node in there}
+        made._by_kind = {
+            key: made._by_name[s.name] for key, s in self._by_kind.items() if s.name in made._by_name
         }
-        made._by_kind = {key: made._by_name[site.name] for key, site in self._by_kind.items()}
+        gone = self._by_kind.keys() - made._by_kind.keys()
+        made._missing |= dict.fromkeys(gone, (why,))
         made._by_name |= {site.name: site for site in own}
         made._add_modules_and_operations(program)
         return made
@@ -446,31 +452,45 @@ def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
             yield site(f"{prefix}result", z.node, z.view, result)
 
 
-def _spliced_site(site: Site, program: Program, value: str, output: str) -> Site:
-    """A site after a splice: where it was the value, it is the output."""
+def _operated_site(site: Site, program: Program, renamed: Mapping[str, str]) -> Site | None:
+    """A site after a surgery: where it was a value that is renamed, it is the other one."""
     result = site.result
     if result is not None:
+        if result.projection.name not in program.record_of:
+            return None
         result = replace(result, projection=program.record_of[result.projection.name])
-    return replace(site, node=output if site.node == value else site.node, result=result)
+    return replace(site, node=renamed.get(site.node, site.node), result=result)
 
 
-def _spliced_layer(layer: Layer, program: Program, value: str, output: str) -> Layer:
-    """A layer after a splice: where a kind was the value, it is the output."""
+def _operated_layer(
+    layer: Layer, program: Program, renamed: Mapping[str, str], there: Collection[str], why: str
+) -> Layer:
+    """A layer after a surgery: where a kind was a value that is renamed, it is the other one."""
 
     def attention(own: Attention) -> Attention:
+        kept = {
+            kind: replace(one, node=renamed.get(one.node, one.node)) for kind, one in own.activations.items()
+        }
+        gone = {kind: (why,) for kind, one in kept.items() if one.node not in there}
         return replace(
             own,
-            core=program.record_of[own.core.name],
-            projection=None if own.projection is None else program.record_of[own.projection.name],
-            activations={
-                kind: replace(one, node=output) if one.node == value else one
-                for kind, one in own.activations.items()
-            },
+            core=program.record_of.get(own.core.name, own.core),
+            projection=None if own.projection is None else program.record_of.get(own.projection.name),
+            activations={kind: one for kind, one in kept.items() if kind not in gone},
+            missing={**own.missing, **gone},
         )
 
-    nodes = {kind: output if node == value else node for kind, node in layer.nodes.items()}
+    nodes = {kind: renamed.get(node, node) for kind, node in layer.nodes.items()}
+    missing = {**layer.missing, **{kind: why for kind, node in nodes.items() if node not in there}}
     cross = None if layer.cross is None else attention(layer.cross)
-    return replace(layer, nodes=nodes, attention=attention(layer.attention), cross=cross)
+    return replace(
+        layer,
+        nodes={kind: node for kind, node in nodes.items() if node in there},
+        missing=missing,
+        attention=attention(layer.attention),
+        cross=cross,
+        members=layer.members.intersection(there),
+    )
 
 
 def _lead_of(operand: Axes | None) -> tuple[str, ...]:

@@ -146,10 +146,13 @@ class HookedModule:
         values: Mapping[str, Tensor],
         inputs: Mapping[str, Tensor],
         readers: Mapping[str, Collection[str]] | None = None,
+        *,
+        is_exact: bool = False,
     ) -> dict[str, Hook]:
         """A hook for each node of `values` that has one.
 
-        A change there reaches all who read the node; or at least its `readers`, where these are given.
+        A change there reaches all who read the node; or at least its `readers`, where these are given; with
+        `is_exact`, these alone.
 
         The graph says at which call of a module a node can be seen, its shape and dtype say which tensor of
         that call it is. Where several are alike, it is the one whose value in the run of `inputs` is by far
@@ -158,7 +161,8 @@ class HookedModule:
         read of it is its value in another shape, which has one.
         """
         candidates = {
-            node: tuple(boundaries(self._program, node, (readers or {}).get(node))) for node in values
+            node: tuple(boundaries(self._program, node, (readers or {}).get(node), is_exact=is_exact))
+            for node in values
         }
         twins = {node: reshaped(self._program, node) for node in values if not candidates[node]}
         for node, twin in twins.items():
@@ -233,21 +237,24 @@ class HookedModule:
             return self._module(*args, **kwargs)
 
 
-def boundaries(program: Program, node: str, only: Collection[str] | None = None) -> Iterator[Boundary]:
+def boundaries(
+    program: Program, node: str, only: Collection[str] | None = None, *, is_exact: bool = False
+) -> Iterator[Boundary]:
     """The boundaries at which a change of the node's value reaches all of its readers, and nothing else.
 
-    With `only`, it has to reach these readers; whether others see it does not matter.
+    With `only`, it has to reach these readers; whether others see it does not matter unless it `is_exact`.
     """
     readers = program.readers[node]
     made_under = program.record_of[node].modules if node in program.record_of else ()
     is_returned = Ref(node) in program.outputs
     for port in program.ports:
         inside = sum(port.call in reader.modules for reader in readers)
-        if node in port.outputs and port.call in made_under and not inside:
+        if node in port.outputs and port.call in made_under and not inside and not is_exact:
             yield Boundary(port.call, is_output=True)
         is_whole = inside == len(readers) and not is_returned
         if only is not None:
-            is_whole = set(only) <= {reader.name for reader in readers if port.call in reader.modules}
+            reached = {reader.name for reader in readers if port.call in reader.modules}
+            is_whole = reached == set(only) if is_exact else set(only) <= reached
         if node in port.inputs and port.call not in made_under and is_whole:
             yield Boundary(port.call, is_output=False)
 

@@ -118,7 +118,7 @@ class _Unpickler(pickle.Unpickler):
 class Recipe:
     """A module, or the name that it is loaded by, with the call that it is captured by.
 
-    `splices` are the dictionaries that are spliced in then, as `splice` takes them, one behind the other.
+    `steps` are those of a surgery that is made then, one behind the other.
     `program` and `weights` are those of the driver's model: a worker whose model has others is refused.
     """
 
@@ -129,7 +129,7 @@ class Recipe:
     module: Payload | None = None
     source: str | None = None
     how: Mapping[str, Any] = field(default_factory=dict)
-    splices: Payload | None = None
+    steps: Payload | None = None
 
 
 def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
@@ -137,10 +137,10 @@ def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
 
     `how` is what `cw.load` was given beside the name.
     """
-    host, splices = model, list[Mapping[str, Any]]()
-    while host.spliced_into is not None:
-        host, given = host.spliced_into
-        splices.insert(0, given)
+    host, steps = model, list[Any]()
+    while host.operated_from is not None:
+        host, step = host.operated_from
+        steps.insert(0, step)
     example = model.signature.example
     # The class goes by its name: whoever captures stands above this room.
     call = packed((type(model), tuple(example.args), dict(example.kwargs), model._batch_dim))
@@ -156,7 +156,7 @@ def recipe_of(model: Captured, source: str | None = None, **how: Any) -> Recipe:
         module,
         source,
         how,
-        packed(splices) if splices else None,
+        packed(steps) if steps else None,
     )
 
 
@@ -178,11 +178,12 @@ def prepared(recipe: Recipe, device: str | None = None) -> Captured:
     if where is not None:
         args, kwargs = _moved(args, where), _moved(kwargs, where)
     model: Any = kind(module, args, kwargs, batch_dim=batch_dim)
-    for given in () if recipe.splices is None else unpacked(recipe.splices, device=where):
+    for step in () if recipe.steps is None else unpacked(recipe.steps, device=where):
         if where is not None:
-            for half in ("encode", "decode"):
-                Held(given[half]).to(where)  # the modules that it reads
-        model = model.splice(**given)
+            for given in vars(step).values():
+                if callable(given):
+                    Held(given).to(where)  # the modules that it reads
+        model = step.operated(model)
     if program_digest(model.program) != recipe.program:
         raise FleetError(
             f"{recipe.name} was captured as another program on this worker than on the driver. Install the "

@@ -265,10 +265,13 @@ def export(
     *,
     last_position_only: bool = False,
     batch_dim: int | None = None,
+    varying: Any = None,
 ) -> Exported:
     """Capture `module` as it computes for an example like `args` and `kwargs`.
 
     `batch_dim` is the dimension of the inputs along which prompts lie; None leaves that to be found.
+    `varying` are the dimensions that may vary, as `torch.export` takes them, where they are known: then what
+    they mean is not looked for.
     Raises ControlFlowError where what is computed depends on the values of tensors,
     RandomnessError where random numbers are drawn (dropout in training mode), and CaptureError
     with torch's reason otherwise.
@@ -281,7 +284,8 @@ def export(
     name = type(module).__name__
     reasons: list[str] = []
     paths = ModulePaths(module)
-    for example, shapes, is_shared, keeps_open in _attempts(forward, call, batch_dim):
+    attempts = _attempts(forward, call, batch_dim) if varying is None else [(call, varying, False, False)]
+    for example, shapes, is_shared, keeps_open in attempts:
         for answering in (untraced, traced):
             answers = Untraced()
             try:
@@ -298,6 +302,8 @@ def export(
             program = lower(exported, example, name, paths)
             if (is_shared and _takes_two_for_one(program)) or (keeps_open and not _is_open(program)):
                 break
+            if varying is not None:
+                return Exported(program, Signature(forward, call), "", answers.reasons)
             given = {leaf: value for leaf, value in example.leaves()[0] if isinstance(value, torch.Tensor)}
             program = replace(program, dimensions=find_dimensions(program, given, module, batch_dim))
             fixed = _why_fixed(program, reasons)

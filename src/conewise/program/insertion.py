@@ -12,16 +12,17 @@ would take back what the patch did.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from conewise.errors import DictionaryError
+from conewise.errors import ConewiseError, DictionaryError
+from conewise.program.lowering import live
 from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
-from conewise.program.sizes import Size, SizeTable
+from conewise.program.sizes import Size, SizeTable, is_equal
 
 _aten = torch.ops.aten
 
@@ -60,64 +61,67 @@ def inserted(program: Program, nodes: Nodes, encode: Program, decode: Program, *
 
     Raises DictionaryError where `encode` or `decode` works for one size only.
     """
-    insertion = _Insertion(program, nodes)
+    insertion = _Splicing(program, nodes)
     insertion.make(encode, decode)
-    return insertion.finish(is_hooked=is_hooked)
+    return insertion.finish({nodes.value: nodes.output}, is_hooked=is_hooked)
 
 
-class _Insertion:
-    """The state of one insertion: the new records, sources and sizes."""
+class Insertion:
+    """Programs that are put into another one: the new records, sources, sizes and ports.
 
-    def __init__(self, program: Program, nodes: Nodes) -> None:
-        self.program, self.nodes = program, nodes
+    `error` is what is raised where a part does not fit.
+    """
+
+    def __init__(self, program: Program, error: type[ConewiseError]) -> None:
+        self.program, self.error = program, error
         self.sizes: SizeTable = program.sizes.copy()
         self.sources = {source.name: source for source in program.sources}
         self.by_tensor = {id(source.value): source.name for source in program.sources}
         self.records: list[Record] = []
         self.ports: list[ModulePort] = []
         self.written = dict.fromkeys(program.written)
-        self.root = ModuleCall(nodes.name)
+        self._known: dict[str, Record] = {}
 
-    def make(self, encode: Program, decode: Program) -> None:
-        """Add the records of a splice."""
-        nodes, value = self.nodes, self.nodes.value
-        encoded = self.add("encode", 0, encode, nodes.read)
-        self.alias(nodes.latents, "latents", encoded)
-        clean = self.add("decode", 0, decode, encoded)
-        missed = self.combined(f"{nodes.name}/missed", _aten.sub.Tensor, value, clean)
-        self.alias(nodes.error, "error", missed)
-        live = self.add("decode", 1, decode, nodes.latents, nodes.reconstruction)
-        of_latents = self.combined(f"{nodes.name}/of_latents", _aten.sub.Tensor, clean, live)
-        of_error = self.combined(f"{nodes.name}/of_error", _aten.sub.Tensor, missed, nodes.error)
-        change = self.combined(f"{nodes.name}/change", _aten.add.Tensor, of_latents, of_error)
-        self.combined(nodes.output, _aten.sub.Tensor, value, change)
-        given = (value,) if nodes.read == value else (value, nodes.read)
-        self.ports.append(ModulePort(self.root, "Splice", given, (nodes.output,)))
+    def put(
+        self,
+        part: Program,
+        given: Sequence[str],
+        prefix: str,
+        under: tuple[ModuleCall, ...],
+        *,
+        call: int = 0,
+        made: Sequence[str] = (),
+        what: str = "the block",
+        root: str = "",
+    ) -> tuple[str, ...]:
+        """Add the records of `part`, applied to the values `given`; the names of what they make.
 
-    def add(self, half: str, call: int, part: Program, given: str, made: str = "") -> str:
-        """Add the records of `encode` or `decode`, applied to a value; the name of what they make."""
-        prefix = f"{self.nodes.name}.{half}"
+        `prefix` is the path of the module that it was captured from, which is `root` in the part's own paths;
+        `under` are the calls that it is made under, its own last. With `made`, the results have these names.
+        """
         suffix = f"#{call}" if call else ""
-        (leaf,) = part.inputs
-        symbols = self.symbols(leaf.shape, given, half)
-        names = {leaf.name: given}
-        for source in part.sources:
-            names[source.name] = self.source(source, prefix)
-        (returned,) = part.outputs
+        symbols = self.symbols(part, given, what)
+        names = {leaf.name: name for leaf, name in zip(part.inputs, given, strict=True)}
+        names |= {source.name: self.source(source, prefix, root) for source in part.sources}
+        returned = [out.name for out in part.outputs]
+        wanted = dict(zip(returned, made, strict=True)) if made else {}
         for record in part.records:
-            name = f"{prefix}{suffix}{'.' if '/' in record.name else '/'}{record.name}"
-            names[record.name] = made if made and record.name == returned.name else name
-            self.records.append(
+            own = record.name.removeprefix(f"{root}.").removeprefix(f"{root}/") if root else record.name
+            names[record.name] = wanted.get(record.name) or self.free(
+                f"{prefix}{suffix}{'.' if '/' in own else '/'}{own}"
+            )
+            inner = (
+                ModuleCall(f"{prefix}.{one.path.removeprefix(f'{root}.')}", call or one.call)
+                for one in record.modules
+                if one.path != root
+            )
+            self.note(
                 replace(
                     record,
                     name=names[record.name],
                     args=self.template(record.args, names, part.sizes, symbols),
                     kwargs=self.template(dict(record.kwargs), names, part.sizes, symbols),
-                    modules=(
-                        self.root,
-                        ModuleCall(prefix, call),
-                        *(ModuleCall(f"{prefix}.{one.path}", call or one.call) for one in record.modules),
-                    ),
+                    modules=(*under, *inner),
                     shape=None if record.shape is None else self.shape(record.shape, symbols),
                 )
             )
@@ -125,30 +129,77 @@ class _Insertion:
             self.sizes.guard(guard.xreplace(symbols))
         for written in part.written:
             self.written[names[written]] = None
-        found = names[returned.name]
-        if made and found != made:  # `decode` hands something through
-            self.alias(made, half, found)
-            found = made
-        self.ports.append(ModulePort(ModuleCall(prefix, call), "Held", (given,), (found,)))
+        return tuple(
+            self.aliased(wanted[name], names[name], under)
+            if names[name] != wanted.get(name, names[name])
+            else names[name]
+            for name in returned
+        )
+
+    def around(self, value: str, readers: Iterable[str] | None = None) -> tuple[ModuleCall, ...]:
+        """The calls that a value and its readers, or these of them, are all made under, outermost first."""
+        record = self.program.record_of.get(value)
+        stacks = [
+            one.modules for one in self.program.readers[value] if readers is None or one.name in readers
+        ]
+        if record is None or (readers is None and Ref(value) in self.program.outputs):
+            return ()
+        found: list[ModuleCall] = []
+        for calls in zip(record.modules, *stacks, strict=False):
+            if len(set(calls)) > 1:
+                break
+            found.append(calls[0])
+        return tuple(found)
+
+    def note(self, record: Record) -> str:
+        """Add a record; its name."""
+        self.records.append(record)
+        self._known[record.name] = record
+        return record.name
+
+    def free(self, name: str) -> str:
+        """The name, or one like it that no value has yet."""
+        taken = {*self.program.record_of, *self._known, *self.sources}
+        number, found = 1, name
+        while found in taken:
+            number, found = number + 1, f"{name}.{number}"
         return found
 
-    def symbols(self, shape: Sequence[Size], given: str, half: str) -> dict[Any, Any]:
-        """The program's symbols for those of a half's own input."""
+    def aliased(self, name: str, of: str, under: tuple[ModuleCall, ...]) -> str:
+        """Add a value that is another one, until it is patched."""
+        return self.note(self.like(of, name, _aten.alias.default, (Ref(of),), under))
+
+    def like(
+        self, value: str, name: str, target: Any, args: tuple[Any, ...], under: tuple[ModuleCall, ...]
+    ) -> Record:
+        """A record whose value has the shape, dtype and device of another one."""
+        made = self.made(value)
+        device = made.device if made is not None else self.input_of(value).device
+        return Record(name, target, args, {}, under, self.shape_of(value), self.dtype_of(value), device)
+
+    def symbols(self, part: Program, given: Sequence[str], what: str) -> dict[Any, Any]:
+        """The program's symbols for those of a part's own inputs."""
         found: dict[Any, Any] = {}
-        for dim, (own, size) in enumerate(zip(shape, self.shape_of(given), strict=True)):
-            if isinstance(own, int):
-                if not (isinstance(size, int) and own == size):
-                    raise DictionaryError(
-                        f"{half} works for {own} entries along dimension {dim} alone, and {given!r} has "
-                        f"{size} there. It has to work for any batch and any number of positions."
-                    )
-            elif isinstance(own, sympy.Symbol):
-                found[own] = sympy.Integer(size) if isinstance(size, int) else size
+        for leaf, name in zip(part.inputs, given, strict=True):
+            for dim, (own, size) in enumerate(zip(leaf.shape, self.shape_of(name), strict=True)):
+                if isinstance(own, int):
+                    if not (isinstance(size, int) and own == size):
+                        raise self.error(
+                            f"{what} works for {own} entries along dimension {dim} alone, and {name!r} has "
+                            f"{size} there. It has to work for any batch and any number of positions."
+                        )
+                elif isinstance(own, sympy.Symbol):
+                    there = sympy.Integer(size) if isinstance(size, int) else size
+                    if not is_equal(found.setdefault(own, there), there):
+                        raise self.error(
+                            f"{what} takes {found[own]} and {there} for one size, and these are two: it "
+                            "has to work for any batch and any number of positions."
+                        )
         return found
 
-    def source(self, source: Source, prefix: str) -> str:
+    def source(self, source: Source, prefix: str, root: str = "") -> str:
         """The name of a weight in the program, which may have it already."""
-        paths = tuple(f"{prefix}.{path}" for path in (source.name, *source.aliases))
+        paths = tuple(f"{prefix}.{path.removeprefix(f'{root}.')}" for path in (source.name, *source.aliases))
         known = self.by_tensor.get(id(source.value))
         if known is None:
             self.by_tensor[id(source.value)] = paths[0]
@@ -193,47 +244,9 @@ class _Insertion:
         found = size.xreplace(symbols)
         return int(found) if found.is_Integer else found
 
-    def combined(self, name: str, target: Any, one: str, other: str) -> str:
-        """Add a record of two values of one shape."""
-        like = self.program.record_of.get(self.nodes.value)
-        device = like.device if like is not None else self.input_of(self.nodes.value).device
-        self.records.append(
-            Record(
-                name,
-                target,
-                (Ref(one), Ref(other)),
-                {},
-                (self.root,),
-                self.shape_of(self.nodes.value),
-                self.dtype_of(self.nodes.value),
-                device,
-            )
-        )
-        return name
-
-    def alias(self, name: str, half: str, of: str) -> None:
-        """Add a value that is another one, until it is patched."""
-        made = self.made(of)
-        call = ModuleCall(f"{self.nodes.name}.{half}")
-        device = made.device if made is not None else self.input_of(of).device
-        self.records.append(
-            Record(
-                name,
-                _aten.alias.default,
-                (Ref(of),),
-                {},
-                (self.root, call),
-                self.shape_of(of),
-                self.dtype_of(of),
-                device,
-            )
-        )
-        self.ports.append(ModulePort(call, "Identity", (of,), (name,)))
-
     def made(self, name: str) -> Record | None:
-        """The record of that name, of the program or of the splice."""
-        found = self.program.record_of.get(name)
-        return found or next((record for record in self.records if record.name == name), None)
+        """The record of that name, of the program or one that was added."""
+        return self._known.get(name) or self.program.record_of.get(name)
 
     def input_of(self, name: str) -> Any:
         """The program's input of that name."""
@@ -253,34 +266,91 @@ class _Insertion:
         assert dtype is not None
         return dtype
 
-    def finish(self, *, is_hooked: bool) -> Program:
-        """The program, each record behind all that it reads."""
-        value, output = self.nodes.value, self.nodes.output
-        renamed = {value: output}
-        host = [_reading(record, renamed) for record in self.program.records]
-        ports = [
-            replace(
-                port,
-                inputs=tuple(renamed.get(name, name) for name in port.inputs),
-                outputs=tuple(renamed.get(name, name) for name in port.outputs),
-            )
-            for port in self.program.ports
-        ]
-        outputs = tuple(Ref(output) if out == Ref(value) else out for out in self.program.outputs)
+    def finish(
+        self, renamed: Mapping[str, str], *, is_hooked: bool, without: Collection[str] = ()
+    ) -> Program:
+        """The program, each record behind all that it reads; nothing is in it that no output needs.
+
+        Readers of a value that is `renamed` read the other one instead, but for the records that were added.
+        Records of the program that are among `without` are left out.
+        """
+        host = [reading(record, renamed) for record in self.program.records if record.name not in without]
+        outputs = tuple(
+            Ref(renamed.get(out.name, out.name)) if isinstance(out, Ref) else out
+            for out in self.program.outputs
+        )
+        records = live(ordered((*host, *self.records)), outputs)
+        there = {*(record.name for record in records), *(leaf.name for leaf in self.program.inputs)}
+
+        def ports(given: Iterable[ModulePort], renamed: Mapping[str, str]) -> Iterator[ModulePort]:
+            for port in given:
+                inputs, made = (
+                    tuple(dict.fromkeys(n for name in names if (n := renamed.get(name, name)) in there))
+                    for names in (port.inputs, port.outputs)
+                )
+                why = "nothing reads it after the surgery" if port.outputs and not made else ""
+                yield replace(port, inputs=inputs, outputs=made, hidden=port.hidden or why)
+
+        known = (*ports(self.program.ports, renamed), *ports(self.ports if is_hooked else (), {}))
+        read = {name for record in records for name in record.inputs}
+        read |= {out.name for out in outputs if isinstance(out, Ref)}
         program = replace(
             self.program,
-            records=_ordered((*host, *self.records)),
-            sources=tuple(self.sources.values()),
+            records=records,
+            sources=tuple(source for source in self.sources.values() if source.name in read),
             outputs=outputs,
             sizes=self.sizes,
-            ports=(*ports, *(self.ports if is_hooked else ())),
-            written=tuple(self.written),
+            ports=known,
+            written=tuple(name for name in self.written if name in read),
         )
         program.check()
         return program
 
 
-def _reading(record: Record, renamed: Mapping[str, str]) -> Record:
+class _Splicing(Insertion):
+    """The insertion of a dictionary."""
+
+    def __init__(self, program: Program, nodes: Nodes) -> None:
+        super().__init__(program, DictionaryError)
+        self.nodes, self.root = nodes, ModuleCall(nodes.name)
+        self.under = (*self.around(nodes.value), self.root)
+
+    def make(self, encode: Program, decode: Program) -> None:
+        """Add the records of a splice."""
+        nodes, value = self.nodes, self.nodes.value
+        encoded = self.half("encode", 0, encode, nodes.read)
+        self.shown(nodes.latents, "latents", encoded)
+        clean = self.half("decode", 0, decode, encoded)
+        missed = self.combined(f"{nodes.name}/missed", _aten.sub.Tensor, value, clean)
+        self.shown(nodes.error, "error", missed)
+        live = self.half("decode", 1, decode, nodes.latents, (nodes.reconstruction,))
+        of_latents = self.combined(f"{nodes.name}/of_latents", _aten.sub.Tensor, clean, live)
+        of_error = self.combined(f"{nodes.name}/of_error", _aten.sub.Tensor, missed, nodes.error)
+        change = self.combined(f"{nodes.name}/change", _aten.add.Tensor, of_latents, of_error)
+        self.combined(nodes.output, _aten.sub.Tensor, value, change)
+        given = (value,) if nodes.read == value else (value, nodes.read)
+        self.ports.append(ModulePort(self.root, "Splice", given, (nodes.output,)))
+
+    def half(self, half: str, call: int, part: Program, given: str, made: Sequence[str] = ()) -> str:
+        """Add the records of `encode` or `decode`, applied to a value; the name of what they make."""
+        prefix = f"{self.nodes.name}.{half}"
+        own = ModuleCall(prefix, call)
+        (found,) = self.put(part, [given], prefix, (*self.under, own), call=call, made=made, what=half)
+        self.ports.append(ModulePort(own, "Held", (given,), (found,)))
+        return found
+
+    def combined(self, name: str, target: Any, one: str, other: str) -> str:
+        """Add a record of two values of one shape."""
+        return self.note(self.like(self.nodes.value, name, target, (Ref(one), Ref(other)), self.under))
+
+    def shown(self, name: str, half: str, of: str) -> None:
+        """Add a value that is another one, until it is patched: what comes out of a module of its own."""
+        call = ModuleCall(f"{self.nodes.name}.{half}")
+        self.aliased(name, of, (*self.under, call))
+        self.ports.append(ModulePort(call, "Identity", (of,), (name,)))
+
+
+def reading(record: Record, renamed: Mapping[str, str]) -> Record:
     """The record, with others of the values that it reads."""
     if renamed.keys().isdisjoint(record.inputs):
         return record
@@ -303,7 +373,7 @@ def _reading(record: Record, renamed: Mapping[str, str]) -> Record:
     return replace(record, args=named(record.args), kwargs=named(dict(record.kwargs)))
 
 
-def _ordered(records: Sequence[Record]) -> tuple[Record, ...]:
+def ordered(records: Sequence[Record]) -> tuple[Record, ...]:
     """The records in their order, but for those that have to stand in front of one that reads them."""
     by_name = {record.name: record for record in records}
     done: dict[str, Record] = {}

@@ -522,7 +522,7 @@ class _Lowering:
         output = next(n for n in self.exported.graph.nodes if n.op == "output")
         outputs = tuple(self._template(tuple(output.args[0])))
         ports = find_ports(self.exported.graph, self.call_numbers, self._value_at, self.values)
-        records = _live(self.records, outputs)
+        records = live(self.records, outputs)
         known = {record.name for record in records} | {leaf.name for leaf in self.inputs}
         spec = self.exported.call_spec.out_spec
         assert spec is not None
@@ -549,11 +549,12 @@ class _Lowering:
         return program
 
 
-def _live(records: Iterable[Record], outputs: Iterable[Any]) -> tuple[Record, ...]:
+def live(records: Iterable[Record], outputs: Iterable[Any]) -> tuple[Record, ...]:
+    """The records that the outputs depend on, in their order."""
     wanted = {out.name for out in outputs if isinstance(out, Ref)}
-    live: list[Record] = []
+    found: list[Record] = []
     for record in reversed(tuple(records)):
         if record.name in wanted:
             wanted.update(record.inputs)
-            live.append(record)
-    return tuple(reversed(live))
+            found.append(record)
+    return tuple(reversed(found))

@@ -126,6 +126,18 @@ class SizeTable:
         made._index, made._guards = dict(self._index), list(self._guards)
         return made
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is said, without what was compiled of it."""
+        return {"symbols": self.symbols, "expressions": self.expressions, "relations": self.relations}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.symbols = dict(state["symbols"])
+        for expression in state["expressions"]:
+            self.index(expression)
+        for relation in state["relations"]:
+            self.guard(relation)
+
     @property
     def relations(self) -> tuple[sympy.Basic, ...]:
         """The relations that are required of every run."""

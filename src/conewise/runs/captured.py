@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, Self
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.listing import Listing
@@ -39,6 +39,30 @@ from conewise.threads import Turn, one_module, own_settings
 
 BEHIND_KEPT = 256
 """The number of answers of `Captured.behind` that are kept."""
+
+
+class Operation(Protocol):
+    """What a step makes of a model: a module, what it computes, its sites, and how to make that again."""
+
+    @property
+    def module(self) -> Any:
+        """A copy of the module, with the step in it."""
+
+    @property
+    def program(self) -> Program:
+        """What it computes."""
+
+    @property
+    def sites_of(self) -> Callable[[Program], SiteTable]:
+        """The sites of the program."""
+
+    @property
+    def again(self) -> Callable[[], Program]:
+        """Makes the program once more, of what was put in as it is then."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Where the module may compute otherwise than the program."""
 
 
 class Captured:
@@ -118,8 +142,8 @@ class Captured:
         doing("building")
         self.site_table = sites_of(self.program)
         self.splices: Mapping[str, Spliced] = MappingProxyType({})
-        self.spliced_into: tuple[Captured, Mapping[str, Any]] | None = None
-        """The model that a dictionary was spliced into, and what `splice` was given; None without one."""
+        self.operated_from: tuple[Captured, Any] | None = None
+        """The model that this one was made of, and the step that did so; None where it was captured."""
         if not self.fidelity.bitwise:
             warnings.warn(
                 f"{self.name} was captured, but the graph is {self.fidelity}.",
@@ -129,6 +153,29 @@ class Captured:
         self._behind: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = OrderedDict()
         self._supports: dict[tuple[int, tuple[str, ...]], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
+
+    def _made_of(self, step: Any, made: Operation, doing: Callable[[str], None]) -> Self:
+        """The model that a step makes of this one, which stays as it is."""
+        model = object.__new__(type(self))
+        model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
+        model.origin, model._turn = self.origin, Turn()
+        exported = Exported(made.program, self.signature, self.batch_is_fixed, made.reasons)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so
+            model._hold(made.module, exported, made.sites_of, doing, made.again)
+        model.splices, model.operated_from = self.splices, (self, step)
+        return model
+
+    @property
+    def _put_in(self) -> tuple[str, ...]:
+        """The names of the modules that steps have put in beside the module's own."""
+        before = None if self.operated_from is None else self.operated_from[0]
+        if before is None:
+            return ()
+        return (
+            *before._put_in,
+            *(name for name in self.module._modules if name not in before.module._modules),
+        )
 
     @cached_property
     def sites(self) -> Listing:
@@ -269,7 +316,7 @@ class Captured:
             if self._again is None:
                 call = self.signature.example
                 again = export(self.module, call.args, call.kwargs, batch_dim=self._batch_dim).program
-            elif changed_beside(self.module, self.splices, changed):
+            elif changed_beside(self.module, self._put_in, changed):
                 return False
             else:
                 again = self._again()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -89,6 +89,8 @@ class Splice(nn.Module):
     itself, bit for bit, where neither is changed.
     """
 
+    acts_by_hook = True
+
     def __init__(self, encode: Function, decode: Function) -> None:
         super().__init__()
         self.encode, self.decode = Held(encode), Held(decode)
@@ -113,7 +115,7 @@ class SpliceHook:
     acts_last = True
     """Hooks that are registered later act before it; see `checks.hooking`."""
 
-    def __init__(self, splice: Splice, hook: Hook, *, is_reading: bool, takes_two: bool) -> None:
+    def __init__(self, splice: Any, hook: Hook, *, is_reading: bool, takes_two: bool) -> None:
         self.splice, self.hook = splice, hook
         self.is_reading, self.takes_two = is_reading, takes_two
         self.calls: dict[int, int] = {}  # of each thread, which may all run the module at once
@@ -137,7 +139,8 @@ class SpliceHook:
     def begin(self, *_: Any) -> None:
         """Count calls from the start: a forward of the whole module begins."""
         self.calls.pop(threading.get_ident(), None)
-        self.splice.read.pop(threading.get_ident(), None)
+        if self.takes_two:
+            self.splice.read.pop(threading.get_ident(), None)
 
 
 def with_splice(
@@ -147,12 +150,13 @@ def with_splice(
 
     Without a hook to `write` at, no module shows the place: the splice is held, and does nothing.
     """
-    held = [*module.parameters(), *module.buffers()]
-    for part in module.modules():
-        held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    # What is in `memo` is taken for a copy that was made already.
-    memo: dict[int, Any] = {id(one): one for one in held}
-    made = copy.deepcopy(module, memo)
+    return hold(sharing(module), name, splice, write, read)
+
+
+def hold(
+    made: nn.Module, name: str, splice: nn.Module, write: Hook | None, read: Hook | None = None
+) -> nn.Module:
+    """Let a module hold a splice, or another block of one value, as `name`, and have it act at a hook."""
     made.add_module(name, splice)
     kind = type(made)
     if kind.forward is nn.Sequential.forward:
@@ -170,10 +174,20 @@ def with_splice(
     return made
 
 
+def sharing(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same tensors."""
+    held = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        held += [value for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    # What is in `memo` is taken for a copy that was made already.
+    memo: dict[int, Any] = {id(one): one for one in held}
+    return copy.deepcopy(module, memo)
+
+
 def _forward_of_sequence(self: nn.Sequential, input: Any) -> Any:  # noqa: A002  # as torch calls it
-    """Compute a sequence: each of its modules in turn, but for dictionaries, which act by hooks."""
+    """Compute a sequence: each of its modules in turn, but for those that act by hooks."""
     for part in self:
-        if not isinstance(part, Splice):
+        if not getattr(part, "acts_by_hook", False):
             input = part(input)  # noqa: A001
     return input
 
@@ -182,12 +196,33 @@ _SIZES = (3, 5, 7, 11, 13)
 """Sizes of the example that stand for those which vary: no two are equal, and none is 1."""
 
 
+@dataclass(frozen=True)
+class SpliceStep:
+    """A dictionary as a step of a surgery: what `Model.splice` is given."""
+
+    place: Place
+    encode: Function
+    decode: Function
+    reads: Place | None = None
+    name: str = "sae"
+
+    def __str__(self) -> str:
+        return f"splice {self.name} at {self.place}"
+
+    def operated(self, model: Any) -> Any:
+        """The model with the dictionary in it."""
+        return model.splice(
+            self.place, encode=self.encode, decode=self.decode, reads=self.reads, name=self.name
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Splicing:
     """A model with a dictionary in it, ready to be held: its module, what it computes, its sites."""
 
     module: nn.Module
-    exported: Exported
+    program: Program
+    reasons: tuple[str, ...]
     sites_of: Callable[[Program], SiteTable]
     nodes: Nodes
     spliced: Spliced
@@ -206,8 +241,8 @@ class Splicing:
                 "capture a part of it, or put it into a module that does not."
             )
         nodes, names = self.nodes, output_names(before.program)
-        old = _values(before, (*names, nodes.value))
-        new = _values(now, (*output_names(now.program), nodes.error))
+        old = example_values(before, (*names, nodes.value))
+        new = example_values(now, (*output_names(now.program), nodes.error))
         apart = [
             largest_difference(old[one], new[other])
             for one, other in zip(names, output_names(now.program), strict=True)
@@ -261,13 +296,13 @@ def splicing(
             f"{model.name} cannot be copied, and the dictionary is put into a copy of it: {brief(error)}."
         ) from error
     reasons = (*model.fidelity.reasons, *encoding.reasons, *decoding.reasons)
-    exported = Exported(program, model.signature, model.batch_is_fixed, tuple(dict.fromkeys(reasons)))
     own = tuple(_sites(nodes, read, written))
     unhooked = "" if is_hooked else f"no module shows {at}, all of it and nothing else"
     return Splicing(
         module,
-        exported,
-        lambda made: model.site_table.spliced(made, nodes.value, nodes.output, own),
+        program,
+        tuple(dict.fromkeys(reasons)),
+        lambda made: model.site_table.operated(made, {nodes.value: nodes.output}, own),
         nodes,
         Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
         again,
@@ -426,20 +461,27 @@ def _half(half: str, function: Function, example: Tensor) -> Exported:
 
 def _hooks(model: Captured, nodes: Nodes) -> tuple[Hook | None, Hook | None]:
     """Where the module shows what is written, and what is read; None where it does not."""
-    values = _values(model, (nodes.value, nodes.read))
+    if nodes.read == nodes.value:
+        return hook_at(model, nodes.value), None
+    # It is only read: whether others read it elsewhere does not matter.
+    return hook_at(model, nodes.value), hook_at(model, nodes.read, ())
+
+
+def hook_at(
+    model: Captured, node: str, readers: Collection[str] | None = None, *, is_exact: bool = False
+) -> Hook | None:
+    """Where the module shows a node, for all who read it or for these `readers`; None where it does not."""
+    values = example_values(model, (node,))
     module = HookedModule(model.module, model.program, model.signature)
     inputs = model.signature.bind(model.signature.example.args, model.signature.example.kwargs)
-    found = module.find({nodes.value: values[nodes.value]}, inputs)
-    if nodes.read != nodes.value:
-        # It is only read: whether others read it elsewhere does not matter.
-        found |= module.find({nodes.read: values[nodes.read]}, inputs, {nodes.read: ()})
-    # In another shape than the graph's, the module of the dictionary would not be that of its records.
-    hooks = {node: one for node, one in found.items() if one.shape is None and one.way is not None}
-    return hooks.get(nodes.value), hooks.get(nodes.read) if nodes.read != nodes.value else None
+    hooks = module.find(values, inputs, None if readers is None else {node: readers}, is_exact=is_exact)
+    found = hooks.get(node)
+    # In another shape than the graph's, what is put there would not compute what its records do.
+    return found if found is not None and found.shape is None and found.way is not None else None
 
 
 @torch.no_grad()
-def _values(model: Captured, nodes: Sequence[str]) -> Mapping[str, Any]:
+def example_values(model: Captured, nodes: Sequence[str]) -> Mapping[str, Any]:
     """Values on the example of the capture."""
     example = model.signature.example
     sources = run_sources(model.program, model.signature.bind(example.args, example.kwargs))

@@ -1,0 +1,119 @@
+"""A surgery: steps that make a model of a model, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from conewise.anatomy.places import PlaceLike, Places, as_place
+from conewise.arguments import checked
+from conewise.errors import SurgeryError
+from conewise.model import Model
+from conewise.runs.splicing import SpliceStep, halves
+from conewise.surgery.steps import Graft, Prune, Redefine, Step, Weight
+
+
+@checked
+@dataclass(frozen=True)
+class Surgery:
+    """Changes of a network, one after the other, that any model of the architecture can be given.
+
+        surgery = cw.Surgery().prune(cw.site("z", layer=1, head=2)).graft(("resid_post", 2), adapter)
+        operated = surgery.apply(model)
+
+    A surgery is a value: each method returns a longer one, `undo()` one without its last step. `apply` makes
+    a new model, and leaves the one that it is given, and its module, as they are. Each step finds its place
+    in the model as the steps before it have left it.
+    """
+
+    steps: tuple[Step | SpliceStep, ...] = ()
+
+    def prune(self, place: PlaceLike | Places, *, value: Any = "zero", over: Any = None) -> Surgery:
+        """Take something out: a head, neurons, channels, a whole value, all that a layer adds to the stream.
+
+        `place` is a site or a part of one, or the path of a layer. It is replaced by `value`: "zero", a
+        number, a tensor that fits the part, or "mean": its mean over the inputs `over`, or over the
+        example of the capture. What nothing needs any more is removed.
+        """
+        places = place if isinstance(place, Places) else (as_place(place),)
+        return self._with(*(Prune(one, value, over) for one in places))
+
+    def graft(
+        self, at: PlaceLike | tuple[PlaceLike, PlaceLike], block: Callable[..., Any], *, name: str = ""
+    ) -> Surgery:
+        """Put a block behind a value x, whose readers read block(x) instead: a module or a function.
+
+        `at` is a site, or an edge: a site, and who reads it there, as a module's path or a site. The
+        block's module and its sites, `name.input` and `name.output`, are found by the `name`.
+        """
+        match at:
+            case (u, str() | Place() | tuple() as reader):
+                return self._with(Graft(as_place(u), block, as_place(reader), name))
+        return self._with(Graft(as_place(at), block, None, name))
+
+    def redefine(
+        self, what: PlaceLike, rule: Callable[..., Any] | None = None, *, weight: Tensor | None = None
+    ) -> Surgery:
+        """Let a submodule, or the operation of a site, be computed by another rule, or with another weight.
+
+        A submodule's new rule is called as the old one was. That of a site receives what the old one read,
+        weights excepted. `weight` replaces the weight of the module at that path.
+        """
+        place = as_place(what)
+        if (rule is None) == (weight is None):
+            raise SurgeryError(f"redefine {place} by a rule, or with `weight=`: one of the two.")
+        if weight is not None:
+            path = place.name if place.name.endswith((".weight", ".bias")) else f"{place.name}.weight"
+            return self._with(Weight(path, weight))
+        return self._with(Redefine(place, rule))
+
+    def splice(
+        self,
+        place: PlaceLike,
+        dictionary: Any = None,
+        *,
+        encode: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | None = None,
+        reads: PlaceLike | None = None,
+        name: str = "sae",
+    ) -> Surgery:
+        """Put a dictionary at a place; see `Model.splice`."""
+        encode, decode = halves(dictionary, encode, decode)
+        read = None if reads is None else as_place(reads)
+        return self._with(SpliceStep(as_place(place), encode, decode, read, name))
+
+    def undo(self) -> Surgery:
+        """The surgery without its last step."""
+        if not self.steps:
+            raise SurgeryError("there is no step to undo: this surgery is empty.")
+        return Surgery(self.steps[:-1])
+
+    def apply(self, model: Model) -> Model:
+        """The model that the surgery makes of this one. Raises SurgeryError where a step does not fit."""
+        model._capture_for(None)
+        for number, step in enumerate(self.steps):
+            try:
+                model = step.operated(model)
+            except SurgeryError as error:
+                if number == 0 and len(self.steps) == 1:
+                    raise
+                raise SurgeryError(f"step {number} ({step}): {error}") from error
+        return model
+
+    def _with(self, *steps: Step | SpliceStep) -> Surgery:
+        return Surgery((*self.steps, *steps))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step | SpliceStep]:
+        return iter(self.steps)
+
+    def __str__(self) -> str:
+        lines = (f"  {number}. {step}" for number, step in enumerate(self.steps))
+        return "\n".join(["Surgery of nothing" if not self.steps else "Surgery", *lines])
+
+    __repr__ = __str__
