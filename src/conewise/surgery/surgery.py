@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from conewise.anatomy.places import PlaceLike, Places, as_place
+from conewise.anatomy.places import Place, PlaceLike, Places, as_place
 from conewise.arguments import checked
 from conewise.errors import SurgeryError
 from conewise.model import Model
