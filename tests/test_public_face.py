@@ -56,6 +56,7 @@ def test_the_public_names_are_these() -> None:
         "resample",
         "site",
         "sites",
+        "tasks",
     }
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from conewise.sweeps.planning.plan import SweepPlan
     from conewise.sweeps.result import Result
     from conewise.sweeps.sweep import Sweep
+    from conewise.text import tasks
 
 __all__ = [
     "Block",
@@ -85,6 +86,7 @@ __all__ = [
     "resample",
     "site",
     "sites",
+    "tasks",
 ]
 
 _HOMES = {
@@ -134,7 +136,11 @@ _HOMES = {
     "resample": "conewise.runs.interventions",
     "site": "conewise.anatomy.places",
     "sites": "conewise.anatomy.selectors",
+    "tasks": "conewise.text.tasks",
 }
+
+_MODULES = frozenset({"ops", "tasks"})
+
 
 
 def __getattr__(name: str) -> "Any":
@@ -145,7 +151,7 @@ def __getattr__(name: str) -> "Any":
 
         with needs():
             home = importlib.import_module(_HOMES[name])
-        found = globals()[name] = home if name == "ops" else getattr(home, name)
+        found = globals()[name] = home if name in _MODULES else getattr(home, name)
         return found
     if name == "errors":
         return importlib.import_module("conewise.errors")

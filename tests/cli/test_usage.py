@@ -56,6 +56,7 @@ EVERY = (
     "reproduce",
     "cone",
     "demo",
+    "task",
     "schema",
 )
 
@@ -481,6 +482,7 @@ def test_an_option_is_declared_once_and_shared() -> None:
     assert len(declared) > 40
     assert {flag for flag, times in declared.items() if times > 1} == {
         "--kind",  # which sites are listed; the states that are traced
+        "--n",  # how often noise is drawn; how many prompts
         "--method",  # how effects are estimated; how a circuit is found
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page

@@ -16,6 +16,7 @@ from conewise.cli.commands import (
     reporting,
     schemas,
     sweeping,
+    tasks,
     tracing,
 )
 from conewise.cli.failing import Commands
@@ -85,5 +86,5 @@ def conewise(
     del version, debug  # the one is answered at once, the other is read by `Commands`
 
 
-for module in (sweeping, circuit_finding, inspecting, tracing, reporting, demo, schemas):
+for module in (sweeping, circuit_finding, inspecting, tracing, reporting, tasks, demo, schemas):
     module.register(app)

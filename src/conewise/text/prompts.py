@@ -46,7 +46,8 @@ _EXAMPLE = (
 class Pair:
     """Two prompts that differ in what is studied, and what should and should not come next in the clean one.
 
-    `where` says in words where it was read, for messages; it is not compared.
+    `template` names the template that both were made from, where that is known: ablations by the mean of a
+    template go by it. `where` says in words where it was read, for messages; it is not compared.
     """
 
     clean: str
@@ -54,6 +55,7 @@ class Pair:
     answers: tuple[str, ...] = ()
     wrong_answers: tuple[str, ...] = ()
     where: str = field(default="", compare=False)
+    template: str = ""
 
 
 def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
@@ -242,7 +244,7 @@ def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
         named["corrupted"] = named.get("clean")
     texts = [_text(where, named, name) for name in FIELDS[:2]]
     answers, wrong = (_texts(where, named.get(name), name) for name in FIELDS[2:])
-    return Pair(texts[0], texts[1], answers, wrong, where)
+    return Pair(texts[0], texts[1], answers, wrong, where, str(named.get("template", "")))
 
 
 def _text(where: str, row: Mapping[str, Any], name: str) -> str:

@@ -132,8 +132,9 @@ class AnswerReader:
 
 
 def _lacks_space(text: str, prompt: str) -> bool:
-    """True if an answer would be glued to the last word of its prompt."""
-    return text[:1].isalnum() and prompt[-1:].isalnum()
+    """True if an answer would be glued to the last word of its prompt; a digit goes on with a number."""
+    is_number = text[:1].isdigit() and prompt[-1:].isdigit()
+    return text[:1].isalnum() and prompt[-1:].isalnum() and not is_number
 
 
 def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, ...]:

@@ -372,6 +372,24 @@ COMMANDS: dict[str, Schema] = {
     "plan": _object(
         {**_ASKED, "plan": _shared("plan"), "simulation": _object(_SIMULATION)}, optional={"simulation"}
     ),
+    "task": _object(
+        {
+            "task": _text("The task."),
+            "model": _text("The model whose tokenizer the prompts are made for."),
+            "prompts": _list(
+                _object(
+                    {
+                        "clean": _text(),
+                        "corrupted": _text(),
+                        "answers": _list(_text(), minItems=1),
+                        "wrong_answers": _list(_text(), minItems=1),
+                        "template": _text("The number of the template."),
+                    }
+                ),
+                minItems=1,
+            ),
+        }
+    ),
     "report": _object(
         {
             "run": _text("The folder of the run."),

@@ -1,0 +1,101 @@
+"""Tasks as prompts: what is well-formed, held out, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+import conewise as cw
+from conewise.errors import PromptError
+from conewise.model import Model
+from conewise.text.prompts import as_pairs, tokenize
+from conewise.text.tasks import TASKS, Draft, Words, is_well_formed, templates_of
+from tests.cli.commands import Done
+
+CLEAN, CORRUPTED = (f"When Mary and John went to the store, {one} gave a drink to" for one in ("John", "Mary"))
+
+
+@cache
+def tiny() -> Model:
+    return cw.load("tiny")
+
+
+class Digits:
+    """A tokenizer that splits numbers into digits, as SmolLM2's does, and keeps every other character."""
+
+    unk_token_id = None
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [ord(one) for one in text]}
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_rows_are_tokens_of_equal_length_with_answers_of_one_token() -> None:
+    rows = cw.tasks.ioi(tiny(), n=50, seed=0)
+    read = tokenize(as_pairs(rows), tiny().tokenizer)
+    assert len({(row["clean"], row["corrupted"]) for row in rows}) == 50
+    assert not read.notes
+    assert [len(one) for one in read.clean] == [len(one) for one in read.corrupted]
+    assert len(set(read.lengths)) > 1
+
+
+def test_a_seed_says_which_rows() -> None:
+    assert cw.tasks.ioi(tiny(), n=5, seed=1) == cw.tasks.ioi(tiny(), n=5, seed=1)
+    assert cw.tasks.ioi(tiny(), n=5, seed=1) != cw.tasks.ioi(tiny(), n=5, seed=2)
+
+
+def test_train_and_test_share_no_template() -> None:
+    of = {split: {row["template"] for row in cw.tasks.ioi(tiny(), n=20, split=split)} for split in ("train", "test")}
+    assert of["train"] & of["test"] == set()
+    for task in TASKS.values():
+        train, test = (templates_of(task, split) for split in ("train", "test"))
+        assert {**train, **test} == templates_of(task, "all")
+        assert test
+
+
+@pytest.mark.parametrize(
+    ("clean", "corrupted", "answer", "well_formed"),
+    [
+        (CLEAN, CORRUPTED, " Mary", True),
+        (CLEAN, CLEAN, " Mary", False),  # nothing is corrupted
+        (CLEAN, f"{CORRUPTED} to", " Mary", False),  # longer
+        (CLEAN, CORRUPTED.replace("drink", "xylophone"), " Mary", False),  # an unknown word
+        (CLEAN, CORRUPTED, " Xerxes", False),
+    ],
+)
+def test_what_is_well_formed(clean: str, corrupted: str, answer: str, *, well_formed: bool) -> None:
+    draft = Draft(clean, corrupted, (answer,), (" John",))
+    assert is_well_formed(draft, Words(tiny().tokenizer)) is well_formed
+
+
+def test_greater_than_asks_for_one_digit_where_numbers_are_split() -> None:
+    for row in cw.tasks.greater_than(Digits(), n=20):
+        tens = int(row["clean"].split("to")[0].strip()[-2]) if "from" in row["clean"] else None
+        assert all(len(one) == 1 for one in (*row["answers"], *row["wrong_answers"]))
+        if tens is not None and "the year" not in row["clean"]:
+            assert sorted(row["answers"]) == [str(one) for one in range(tens + 1, 10)]
+
+
+def test_a_task_that_a_tokenizer_cannot_write_says_so() -> None:
+    with pytest.raises(PromptError, match=r"0 well-formed prompts of the task 'mcqa'.*n=3 were asked for"):
+        cw.tasks.mcqa(tiny(), n=3)
+    with pytest.raises(PromptError, match="no task 'chess'; there are ioi, greater_than"):
+        cw.tasks.make("chess", tiny())
+    with pytest.raises(PromptError, match="no split 'dev'"):
+        cw.tasks.ioi(tiny(), split="dev")
+
+
+def test_the_small_model_does_its_task() -> None:
+    found = cw.tasks.measure(tiny(), cw.tasks.ioi(tiny(), n=20))
+    assert (found.prompts, found.accuracy, found.corrupted) == (20, 1.0, 0.0)
+    assert "100% of 20 prompts right" in str(found)
+
+
+def test_the_command_prints_rows_that_other_commands_read() -> None:
+    printed = json.loads(Done("task", "ioi", "tiny", "--n", "3").out)
+    assert printed["prompts"] == cw.tasks.ioi(tiny(), n=3)
+    assert len(as_pairs(printed)) == 3
