@@ -39,6 +39,7 @@ def test_the_public_names_are_these() -> None:
         "compare",
         "cross_entropy",
         "dictionary",
+        "evaluate",
         "gradients",
         "intervention",
         "kl_to",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conewise.anatomy.selectors import cell, cells, pairs, sites
     from conewise.attributing.comparison import compare
     from conewise.circuits.circuit import Circuit
+    from conewise.circuits.circuit import evaluate_together as evaluate
     from conewise.errors import CaptureError, ConewiseError
     from conewise.jobs.processes import Processes
     from conewise.jobs.ray_workers import Ray
@@ -69,6 +70,7 @@ __all__ = [
     "compare",
     "cross_entropy",
     "dictionary",
+    "evaluate",
     "gradients",
     "intervention",
     "kl_to",
@@ -119,6 +121,7 @@ _HOMES = {
     "compare": "conewise.attributing.comparison",
     "cross_entropy": "conewise.runs.metrics",
     "dictionary": "conewise.runs.dictionaries",
+    "evaluate": "conewise.circuits.circuit",
     "gradients": "conewise.reactive.gradients",
     "intervention": "conewise.runs.interventions",
     "kl_to": "conewise.runs.metrics",
@@ -140,7 +143,7 @@ _HOMES = {
 }
 
 _MODULES = frozenset({"ops", "tasks"})
-
+_NAMES = {"evaluate": "evaluate_together"}
 
 
 def __getattr__(name: str) -> "Any":
@@ -151,7 +154,7 @@ def __getattr__(name: str) -> "Any":
 
         with needs():
             home = importlib.import_module(_HOMES[name])
-        found = globals()[name] = home if name in _MODULES else getattr(home, name)
+        found = globals()[name] = home if name in _MODULES else getattr(home, _NAMES.get(name, name))
         return found
     if name == "errors":
         return importlib.import_module("conewise.errors")

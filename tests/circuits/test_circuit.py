@@ -312,10 +312,29 @@ def test_a_circuit_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
     assert set(whole["nodes"]) == {*(one.name for one in SMALL.writers), "logits"}
     assert {name for name, said in whole["nodes"].items() if said["in_graph"]} == {*circuit.nodes, "logits"}
     assert whole["edges"] == {
-        name: {"score": scores[name], "in_graph": name in circuit.edges} for name in SMALL.edges
+        name: {"score": -scores[name], "in_graph": name in circuit.edges} for name in SMALL.edges
     }
     again = Circuit.load(path)
-    assert (again.edges, again.scores) == (circuit.edges, circuit.scores)
+    assert (again.edges, again.scores) == (circuit.edges, {edge: -score for edge, score in scores.items()})
+    assert again.select(top=9, select="signed").edges == circuit.select(top=9, select="signed").edges
+
+
+def test_helpful_edges_come_first_where_signs_count() -> None:
+    scores = {edge: float(number - 7) for number, edge in enumerate(SMALL.edges)}
+    circuit = Circuit.from_scores(SMALL, scores, top=3, connected=False, select="signed")
+    assert circuit.edges == SMALL.edges[:3]
+    helping = Circuit.from_scores(SMALL, scores, top=3, connected=False, select="signed", helps=1.0)
+    assert helping.edges == SMALL.edges[-3:]
+    above = Circuit.from_scores(SMALL, scores, threshold=5.0, connected=False, select="signed")
+    assert above.edges == SMALL.edges[:3]
+    with pytest.raises(CircuitError, match="select='best' is none of 'signed', 'absolute'"):
+        Circuit.from_scores(SMALL, scores, top=3, select="best")
+
+
+def test_the_sign_of_what_helps_is_kept_in_a_file(tmp_path: Path) -> None:
+    scores = random_scores(SMALL, 3)
+    circuit = Circuit.from_scores(SMALL, scores, threshold=1.0, helps=1.0)
+    assert Circuit.load(circuit.save(tmp_path / "circuit.json")) == circuit
 
 
 def test_heads_that_share_keys_have_equal_shares_of_their_scores_there(tmp_path: Path) -> None:
@@ -324,10 +343,10 @@ def test_heads_that_share_keys_have_equal_shares_of_their_scores_there(tmp_path:
     whole = json.loads(circuit.save(tmp_path / "graph.json", format="eap").read_text())
     kept = {name for name, said in whole["edges"].items() if said["in_graph"]}
     assert kept == {"input->a0.h2<k>", "input->a0.h3<k>", "a0.h3->logits"}
-    assert whole["edges"]["input->a0.h2<k>"]["score"] == scores["input->a0.kv1<k>"] / 2
-    assert whole["edges"]["input->a0.h2<q>"]["score"] == scores["input->a0.h2<q>"]
+    assert whole["edges"]["input->a0.h2<k>"]["score"] == -scores["input->a0.kv1<k>"] / 2
+    assert whole["edges"]["input->a0.h2<q>"]["score"] == -scores["input->a0.h2<q>"]
     again = from_json(json.dumps(whole), GROUPED)
-    assert (again.edges, again.scores) == (circuit.edges, circuit.scores)
+    assert (again.edges, again.scores) == (circuit.edges, {edge: -score for edge, score in scores.items()})
 
 
 @pytest.mark.parametrize(

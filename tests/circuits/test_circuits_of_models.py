@@ -41,7 +41,9 @@ def test_a_circuit_comes_back_to_its_model_from_both_kinds_of_files(
     assert own == circuit
     assert own.model is model
     theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)
-    assert (theirs.edges, theirs.scores, theirs.graph) == (circuit.edges, circuit.scores, circuit.graph)
+    assert (theirs.edges, theirs.graph) == (circuit.edges, circuit.graph)
+    assert theirs.scores == {edge: -score for edge, score in (circuit.scores or {}).items()}
+    assert (circuit.helps, theirs.helps) == (-1.0, 1.0)  # theirs are positive where an edge helps
 
 
 def test_what_a_search_found_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
@@ -49,7 +51,8 @@ def test_what_a_search_found_is_written_as_eap_ig_reads_it(tmp_path: Path) -> No
     asked: dict[str, Any] = {"base": run_of("gpt2", 0), "source": run_of("gpt2", 1), "metric": cw.logit(3)}
     circuit = model.find_circuit(**asked, threshold=0.1).run()
     theirs = cw.Circuit.load(circuit.save(tmp_path / "eap.json", format="eap"), model)
-    assert (theirs.edges, theirs.scores) == (circuit.edges, circuit.scores)
+    assert theirs.edges == circuit.edges
+    assert theirs.scores == {edge: -score for edge, score in (circuit.scores or {}).items()}
 
 
 def test_what_is_no_circuit_is_refused() -> None:

@@ -14,7 +14,9 @@ from conewise.text.prompts import as_pairs, tokenize
 from conewise.text.tasks import TASKS, Draft, Words, is_well_formed, templates_of
 from tests.cli.commands import Done
 
-CLEAN, CORRUPTED = (f"When Mary and John went to the store, {one} gave a drink to" for one in ("John", "Mary"))
+CLEAN, CORRUPTED = (
+    f"When Mary and John went to the store, {one} gave a drink to" for one in ("John", "Mary")
+)
 
 
 @cache
@@ -49,7 +51,10 @@ def test_a_seed_says_which_rows() -> None:
 
 
 def test_train_and_test_share_no_template() -> None:
-    of = {split: {row["template"] for row in cw.tasks.ioi(tiny(), n=20, split=split)} for split in ("train", "test")}
+    of = {
+        split: {row["template"] for row in cw.tasks.ioi(tiny(), n=20, split=split)}
+        for split in ("train", "test")
+    }
     assert of["train"] & of["test"] == set()
     for task in TASKS.values():
         train, test = (templates_of(task, split) for split in ("train", "test"))

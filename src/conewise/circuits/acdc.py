@@ -26,6 +26,7 @@ from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import as_bytes, checked
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision, is_number
+from conewise.circuits.curve import helpful_sign
 from conewise.circuits.forwards import asked, graph_of
 from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.masked_forward import Forward, Mask, Stage, stages_of
@@ -114,15 +115,16 @@ class Search(Runnable[Circuit]):
         self,
         model: Captured,
         *,
-        base: Any,
+        prompts: Any = None,
+        base: Any = None,
         source: Any = None,
-        metric: Any,
+        metric: Any = None,
         threshold: float,
         harm: str = "auto",
         heads: str = "descending",
         speculative: bool = True,
     ) -> None:
-        self.asked = asked(model, base=base, source=source, metric=metric)
+        self.asked = asked(model, prompts=prompts, base=base, source=source, metric=metric)
         self.threshold = _threshold(threshold)
         self.harm = _harm(harm, self.asked.metric)
         _expect(heads, "heads", ("descending", "ascending"))
@@ -180,6 +182,7 @@ class Search(Runnable[Circuit]):
             threshold=self.threshold,
             scores={one.edge: one.change for one in log},
             log=log,
+            helps=helpful_sign(self.asked.metric),
             model=self.asked.model,
         )
 
@@ -197,6 +200,7 @@ class Search(Runnable[Circuit]):
         def run(one: Reading | None) -> str | None:
             return None if one is None else str(run_digest(given.model, one, identify))
 
+        groups = [[run(one.base), run(one.source), identify.metric(one.metric)] for one in given.more]
         return {
             "method": "acdc",
             "model": given.model.name,
@@ -206,8 +210,9 @@ class Search(Runnable[Circuit]):
             "base": run(given.base),
             "source": run(given.source),
             "metric": identify.metric(given.metric),
+            **({"groups": groups} if groups else {}),
             "threshold": self.threshold,
-            "ablation": given.ablation,
+            "ablation": given.described_ablation,
             "harm": self.harm,
             "heads": self.heads,
             "dtype": str(facts.dtype),
@@ -468,10 +473,11 @@ def search_plan(model: Captured, metric: Metric) -> SearchPlan:
 @one_thread
 def find_circuit(
     model: Captured,
+    prompts: Any = None,
     *,
-    base: Any,
+    base: Any = None,
     source: Any = None,
-    metric: Any,
+    metric: Any = None,
     method: str = "acdc",
     threshold: float,
     harm: str = "auto",
@@ -481,7 +487,8 @@ def find_circuit(
     """Find the circuit of a task by ACDC: the edges without which the metric changes by `threshold` or more.
 
     `base` is the run whose behaviour is to be kept, and `source` what removed edges carry: what they do in
-    another run, "zero", "mean" or `cw.mean(...)`; see `Circuit.evaluate`. Edges are visited as published:
+    another run, "zero", "mean" or `cw.mean(...)`; or `prompts` are pairs of any lengths. See
+    `Circuit.evaluate`. Edges are visited as published:
     readers from the last to the first (the logits; then of each layer the MLP, values, keys, queries, heads
     from the last to the first), for each its writers from the last to the first. With heads="ascending", the
     writers that are heads of one layer come from the first to the last: the published class's own default,
@@ -503,6 +510,7 @@ def find_circuit(
     _expect(method, "method", ("acdc",))
     return Search(
         model,
+        prompts=prompts,
         base=base,
         source=source,
         metric=metric,

@@ -6,8 +6,8 @@ and read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,9 @@ from conewise.circuits.circuit_data import (
     stops,
 )
 from conewise.circuits.circuit_files import eap_json, file_of, from_json, read_text, to_json, write_text
-from conewise.circuits.evaluation import Evaluation, evaluate, faithfulness_of
-from conewise.circuits.forwards import graph_of
+from conewise.circuits.curve import SELECTIONS, FaithfulnessCurve, curve_of
+from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
+from conewise.circuits.forwards import asked, graph_of
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
 from conewise.jobs.pool import Pool
@@ -135,6 +136,7 @@ class Circuit(CircuitData):
         threshold: float | None = None,
         scores: Mapping[str, float] | None = None,
         log: Iterable[Decision] = (),
+        helps: float = -1.0,
         model: Captured | None = None,
     ) -> Circuit:
         """A circuit of these edges of a model, or of a graph, by their names, in any order.
@@ -144,7 +146,7 @@ class Circuit(CircuitData):
         own, of, model = _home(graph, of, model)
         names = own.names(own.numbers(edges))
         known = None if scores is None else checked_scores(own, scores)
-        return cls(of, own, names, method, threshold, known, checked_log(own, log), model)
+        return cls(of, own, names, method, threshold, known, checked_log(own, log), helps, model)
 
     @classmethod
     def from_scores(
@@ -155,10 +157,15 @@ class Circuit(CircuitData):
         top: int | None = None,
         threshold: float | None = None,
         connected: bool = True,
+        select: str = "absolute",
+        helps: float = -1.0,
         of: str = "",
         model: Captured | None = None,
     ) -> Circuit:
-        """The edges with the largest scores, whatever their sign: at most `top`, or all from `threshold` on.
+        """The edges with the largest scores: at most `top`, or all from `threshold` on.
+
+        With select="absolute" it is their size that counts, with "signed" helpful edges come first: `helps`
+        is the sign of their scores, −1 where these are effects of removal.
 
         With `connected`, every edge lies on a path from the input to the logits: of those above a threshold,
         the ones that do; and the top ones are found by growing from the logits, the largest score first.
@@ -166,10 +173,16 @@ class Circuit(CircuitData):
         """
         own, of, model = _home(graph, of, model)
         known = checked_scores(own, scores)
-        numbers = chosen(own, score_array(own, known), top=top, threshold=threshold, connected=connected)
+        if select not in SELECTIONS:
+            raise CircuitError(f"{select=} is none of {', '.join(map(repr, SELECTIONS))}.")
+        signed = helps if select == "signed" else None
+        numbers = chosen(
+            own, score_array(own, known), top=top, threshold=threshold, connected=connected, signed=signed
+        )
         way = f"top {top}" if top is not None else "scores"
+        way = f"{way}, signed" if select == "signed" else way
         method = f"{way}, connected" if connected else way
-        return cls(of, own, own.names(numbers), method, threshold, known, (), model)
+        return cls(of, own, own.names(numbers), method, threshold, known, (), helps, model)
 
     @classmethod
     def from_nodes(
@@ -182,10 +195,15 @@ class Circuit(CircuitData):
     ) -> Circuit:
         """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
         own, of, model = _home(graph, of, model)
-        return cls(of, own, own.names(between(own, nodes)), "nodes", None, None, (), model)
+        return cls(of, own, own.names(between(own, nodes)), "nodes", model=model)
 
     def select(
-        self, *, top: int | None = None, threshold: float | None = None, connected: bool = True
+        self,
+        *,
+        top: int | None = None,
+        threshold: float | None = None,
+        connected: bool = True,
+        select: str = "absolute",
     ) -> Circuit:
         """Another circuit by the scores of this one; see `from_scores`."""
         return self.from_scores(
@@ -194,6 +212,8 @@ class Circuit(CircuitData):
             top=top,
             threshold=threshold,
             connected=connected,
+            select=select,
+            helps=self.helps,
             of=self.of,
             model=self.model,
         )
@@ -231,29 +251,66 @@ class Circuit(CircuitData):
     @one_thread
     def evaluate(
         self,
+        prompts: Any = None,
         *,
-        base: Any,
+        base: Any = None,
         source: Any = None,
-        metric: Any,
+        metric: Any = None,
+        only: str | None = None,
         minimality: bool = True,
         max_memory: int | str | None = None,
         workers: int | str | Pool | None = None,
     ) -> Evaluation:
-        """Evaluate how much of what the model does in `base` the circuit does, with all other edges ablated.
+        """Evaluate how much of what the model does the circuit does, with all other edges ablated.
 
-        `source` is what removed edges carry; see `conewise.circuits.evaluation.evaluate`. A circuit
-        that was read from a file is bound to its model first: `circuit.bind(model)`.
+        `prompts` are pairs of any lengths, whose clean ones are the base; or `base` and `source` are runs of
+        one shape. With only="faithfulness" nothing else is computed. `source` is what removed edges
+        carry; see `conewise.circuits.evaluation.evaluate`. A circuit that was read from a file is bound to
+        its model first: `circuit.bind(model)`.
         """
         return evaluate(
             self._own_model("evaluate"),
             self.edges,
+            prompts=prompts,
             base=base,
             source=source,
             metric=metric,
+            only=only,
             minimality=minimality,
             max_memory=max_memory,
             workers=workers,
         )
+
+    @one_thread
+    def faithfulness_curve(
+        self,
+        prompts: Any = None,
+        *,
+        base: Any = None,
+        source: Any = None,
+        metric: Any = None,
+        sizes: Sequence[float] | None = None,
+        select: str | None = None,
+        greedy: bool = False,
+        max_memory: int | str | None = None,
+    ) -> FaithfulnessCurve:
+        """The benchmark's curve of circuits by the scores of this one: its areas, a table and a figure.
+
+        Circuits have the best `sizes` (shares of the edges, those of the benchmark by default, or counts),
+        helpful ones first and large ones first, or as `select` says, "signed" or "absolute"; what lies on no
+        path is left out. With `greedy` they grow from the logits. See `evaluate` for the rest.
+        """
+        self._scored("faithfulness_curve")
+        given = asked(
+            self._own_model("faithfulness_curve"),
+            prompts=prompts,
+            base=base,
+            source=source,
+            metric=metric,
+            max_memory=max_memory,
+        )
+        scores = self.helps * self.score_array()
+        return curve_of(given, scores, select=select, sizes=sizes, greedy=greedy, method=self.method or "")
 
     @one_thread
     def curve(
@@ -427,7 +484,42 @@ class Circuit(CircuitData):
 def _read(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> Circuit:
     """The circuit of a JSON text, without a model; see `from_json`."""
     found = from_json(text, graph, name)
-    return Circuit(found.of, found.graph, found.edges, found.method, found.threshold, found.scores, found.log)
+    return Circuit(**{one.name: getattr(found, one.name) for one in fields(CircuitData)})
+
+
+@checked
+def evaluate_together(
+    circuits: Sequence[Circuit],
+    prompts: Any = None,
+    *,
+    base: Any = None,
+    source: Any = None,
+    metric: Any = None,
+    only: str | None = None,
+    max_memory: int | str | None = None,
+    workers: int | str | Pool | None = None,
+) -> list[Evaluation]:
+    """Evaluate several circuits of one model together, as one stack of worlds; see `Circuit.evaluate`.
+
+    Minimality is not computed. Raises CircuitError where the circuits are those of several models.
+    """
+    given = list(circuits)
+    if not given or not all(isinstance(one, Circuit) for one in given):
+        raise CircuitError("circuits are evaluated together from a list of one or more.")
+    model = given[0]._own_model("evaluate")
+    if any(one._own_model("evaluate") is not model for one in given):
+        raise CircuitError("these are circuits of several models: evaluate those of each model together.")
+    return evaluate_all(
+        model,
+        [one.edges for one in given],
+        prompts=prompts,
+        base=base,
+        source=source,
+        metric=metric,
+        only=only,
+        max_memory=max_memory,
+        workers=workers,
+    )
 
 
 def _measured(found: Evaluation) -> list[tuple[str, float]]:

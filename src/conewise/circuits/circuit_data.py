@@ -30,7 +30,8 @@ class CircuitData:
     """Edges of a graph, in its order, and what is known of them.
 
     `of` is the name of the model. `scores` are those of all edges that were scored, whether they are in the
-    circuit or not. `log` has the decisions of a search in the order of visits.
+    circuit or not, and `helps` is the sign of those of edges that help: −1 where they are effects of removal.
+    `log` has the decisions of a search in the order of visits.
     """
 
     of: str
@@ -40,6 +41,7 @@ class CircuitData:
     threshold: float | None = None
     scores: Mapping[str, float] | None = field(default=None, hash=False)
     log: tuple[Decision, ...] = field(default=(), hash=False)
+    helps: float = -1.0
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -170,10 +172,32 @@ def _first_difference(one: Sequence[str], other: Sequence[str]) -> str | None:
     return longer[min(len(one), len(other))] if len(one) != len(other) else None
 
 
+def helpful(scores: np.ndarray) -> np.ndarray:
+    """Sizes in which the most helpful is largest, where `scores` are positive if an edge helps.
+
+    They are the scores where these are positive, and below them the others, in order.
+    """
+    known = np.sort(np.unique(scores[~np.isnan(scores)]))
+    least = known[known > 0].min(initial=1.0)
+    places = (np.searchsorted(known, np.where(np.isnan(scores), 0.0, scores)) + 1) / (len(known) + 2)
+    return np.where(np.isnan(scores) | (scores > 0), scores, places * least)
+
+
 def chosen(
-    graph: EdgeGraph, scores: np.ndarray, *, top: int | None, threshold: float | None, connected: bool
+    graph: EdgeGraph,
+    scores: np.ndarray,
+    *,
+    top: int | None,
+    threshold: float | None,
+    connected: bool,
+    signed: float | None = None,
 ) -> np.ndarray:
-    """The numbers of the edges that `top` or `threshold` choose, in order; one of the two is given."""
+    """The numbers of the edges that `top` or `threshold` choose, in order; one of the two is given.
+
+    They are chosen by size, or with `signed`, the sign of the scores of edges that help, helpful ones first.
+    """
+    if signed is not None:
+        scores = helpful(signed * scores) if threshold is None else np.fmax(signed * scores, 0.0)
     if (top is None) == (threshold is None):
         raise CircuitError(
             "a circuit is chosen by ",

@@ -20,7 +20,7 @@ MOST_HEADS = 100_000
 
 
 def eap_json(circuit: CircuitData, width: int | None = None) -> str:
-    """A circuit as EAP-IG's tools read it. Edges without a score have 0.
+    """A circuit as EAP-IG's tools read it. Edges without a score have 0; a positive score is one that helps.
 
     Raises CircuitError for a graph that theirs cannot say, and where d_model is not known.
     """
@@ -43,7 +43,10 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
         "cfg": {"n_layers": layers, "n_heads": heads, "parallel_attn_mlp": parallel, "d_model": width},
         "nodes": {name: {"in_graph": name in nodes} for name in _nodes(written)},
         "edges": {
-            name: {"score": scores.get(edge, 0.0) / shares[edge], "in_graph": edge in circuit}
+            name: {
+                "score": circuit.helps * scores.get(edge, 0.0) / shares[edge] + 0.0,
+                "in_graph": edge in circuit,
+            }
             for name, edge in zip(written.edges, theirs, strict=True)
         },
     }
@@ -87,6 +90,7 @@ def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
         edges=own.names(own.numbers(edges)),
         method=METHOD,
         scores=checked_scores(own, scores) if scores else None,
+        helps=1.0,
     )
 
 
@@ -205,6 +209,7 @@ def to_json(circuit: CircuitData) -> str:
         "edges": list(circuit.edges),
         "scores": None if circuit.scores is None else dict(circuit.scores),
         "log": [[one.edge, one.kept, one.change] for one in circuit.log],
+        **({} if circuit.helps < 0 else {"helps": circuit.helps}),
     }
     lines = [f"  {json.dumps(name)}: {_compact(value)}" for name, value in whole.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -288,6 +293,7 @@ def _circuit(found: Mapping[str, Any]) -> CircuitData:
         threshold=decoded(found.get("threshold"), float | None, "threshold"),
         scores=None if scores is None else checked_scores(graph, scores),
         log=tuple(Decision(*one) for one in log),
+        helps=decoded(found.get("helps", -1.0), float, "helps"),
     )
 
 

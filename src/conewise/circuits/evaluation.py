@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.errors import Argument, CircuitError
 from conewise.jobs.job import pool_of
 from conewise.jobs.pool import Pool
 from conewise.runs.captured import Captured
 from conewise.templates import bars, beside, lead, note, shown
+from conewise.threads import one_thread
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,13 +89,19 @@ class Evaluation:
         return "\n".join(lines)
 
 
+ONLY = ("faithfulness", "completeness")
+"""What can be asked for alone: it takes the worlds that it needs and no others."""
+
+
 def evaluate(
     model: Captured,
     edges: Collection[str],
     *,
-    base: Any,
+    prompts: Any = None,
+    base: Any = None,
     source: Any = None,
-    metric: Any,
+    metric: Any = None,
+    only: str | None = None,
     minimality: bool = True,
     max_memory: int | str | None = None,
     workers: int | str | Pool | None = None,
@@ -102,51 +110,118 @@ def evaluate(
 
     `base` is the run whose behaviour is to be kept, and removed edges carry what they do in `source`: a run,
     inputs or a text. With "zero" they carry nothing, with "mean" their mean over the base, with
-    `cw.mean(...)` that over another batch. With `minimality`, every edge of the circuit is removed once more,
-    in a world of its own. `workers` evaluate these worlds beyond this process: see `Runnable.run`.
+    "mean-positional" that at each position, with `cw.mean(...)` that over another batch. `prompts`, in the
+    place of `base`, are pairs of prompts of any lengths; the corrupted ones are the source then, and with
+    "mean-template" removed edges carry their mean over the prompts of a template, at each position.
+
+    With `only`, "faithfulness" or "completeness", nothing else is computed. With `minimality`, every edge of
+    the circuit is removed once more, in a world of its own. `workers` evaluate these worlds beyond this
+    process: see `Runnable.run`.
     """
-    given = asked(model, base=base, source=source, metric=metric, max_memory=max_memory)
-    removed = given.removed_without(edges)
+    given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
+    (removed,) = [given.removed_without(edges)]
     with pool_of(workers) as pool, given.forward(pool) as forward:
-        none, everything = np.zeros_like(removed), given.there
-        values = forward.values(np.stack([none, everything, removed, everything & ~removed]))
-        full, ablated, circuit, complement = values.mean(1).tolist()
-        weakest = _weakest(given, forward, removed) if minimality else None
-    names = ("full", "ablated", "circuit", "complement")
+        (found,) = _evaluated(given, forward, [removed], only)
+        weakest = _weakest(given, forward, removed) if minimality and only is None else None
+    if weakest is None:
+        return found
+    return replace(found, minimality=weakest[0], weakest=weakest[1])
+
+
+@one_thread
+def evaluate_all(
+    model: Captured,
+    circuits: Sequence[Collection[str]],
+    *,
+    prompts: Any = None,
+    base: Any = None,
+    source: Any = None,
+    metric: Any = None,
+    only: str | None = None,
+    max_memory: int | str | None = None,
+    workers: int | str | Pool | None = None,
+) -> list[Evaluation]:
+    """Evaluate many circuits as one stack of worlds; see `evaluate`. Minimality is not among it."""
+    given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
+    removed = [given.removed_without(edges) for edges in circuits]
+    with pool_of(workers) as pool, given.forward(pool) as forward:
+        return _evaluated(given, forward, removed, only)
+
+
+def _evaluated(given: Asked, forward: Forward, removed: Sequence[Mask], only: str | None) -> list[Evaluation]:
+    """The evaluation of each circuit: its worlds, and what both ends are, in one stack."""
+    if only is not None and only not in ONLY:
+        raise CircuitError(
+            Argument("only", only), f" is none of {', '.join(map(repr, ONLY))}; leave it out for all."
+        )
+    everything = given.there
+    ends = [np.zeros_like(everything), everything] if only is None else []
+    wanted = [name for name in ("circuit", "complement") if only is None or name == _WORLDS[only]]
+    worlds = {
+        "circuit": list(removed),
+        "complement": [everything & ~one for one in removed],
+    }
+    stack = [*ends, *(world for name in wanted for world in worlds[name])]
+    values = forward.values(np.stack(stack)) if stack else np.zeros((0, 0))
+    full, ablated = values[:2] if ends else ends_of(given, forward)
+    found = {name: values[len(ends) + at * len(removed) :] for at, name in enumerate(wanted)}
+    return [
+        _evaluation(
+            given,
+            int((everything & ~one).sum()),
+            full,
+            ablated,
+            {name: rows[at] for name, rows in found.items()},
+        )
+        for at, one in enumerate(removed)
+    ]
+
+
+_WORLDS = {"faithfulness": "circuit", "completeness": "complement"}
+
+
+def ends_of(given: Asked, forward: Forward) -> tuple[Numbers, Numbers]:
+    """The metric of each prompt with all edges, and with none: read off the runs where these are the same.
+
+    With every edge removed a model computes what it does in the source, where base and source differ in
+    their tokens alone.
+    """
+    full = given.of_runs([one.base for one in given.groups])
+    if all(one.ends_in_source for one in given.groups):
+        return full, given.of_runs([one.source for one in given.groups])
+    ablated: Numbers = forward.values(given.there[None])[0]
+    return full, ablated
+
+
+def _evaluation(
+    given: Asked, size: int, full: Numbers, ablated: Numbers, values: Mapping[str, Numbers]
+) -> Evaluation:
+    rows = {"full": full, "ablated": ablated, **values}
+    mean = {name: float(row.mean()) for name, row in rows.items()}
+    circuit, complement = mean.get("circuit", math.nan), mean.get("complement", math.nan)
+    whole = mean["full"] - mean["ablated"]
     return Evaluation(
         given.metric.name,
         given.ablation,
-        int((given.there & ~removed).sum()),
+        size,
         given.graph.count,
-        full,
-        ablated,
+        mean["full"],
+        mean["ablated"],
         circuit,
         complement,
-        _ratio(circuit - ablated, full - ablated),
-        _ratio(complement - ablated, full - ablated),
-        None if weakest is None else weakest[0],
-        None if weakest is None else weakest[1],
-        {name: tuple(row.tolist()) for name, row in zip(names, values, strict=True)},
+        ratio(circuit - mean["ablated"], whole),
+        ratio(complement - mean["ablated"], whole),
+        per_prompt={name: tuple(row.tolist()) for name, row in rows.items()},
     )
 
 
 def faithfulness_of(
     model: Captured,
     circuits: Sequence[Collection[str]],
-    *,
-    base: Any,
-    source: Any = None,
-    metric: Any,
-    max_memory: int | str | None = None,
-    workers: int | str | Pool | None = None,
+    **asked_for: Any,
 ) -> list[float]:
-    """The faithfulness of many circuits, as one stack of worlds; see `Evaluation`."""
-    given = asked(model, base=base, source=source, metric=metric, max_memory=max_memory)
-    everything = given.there
-    removed = [np.zeros_like(everything), everything, *(given.removed_without(edges) for edges in circuits)]
-    with pool_of(workers) as pool, given.forward(pool) as forward:
-        full, ablated, *found = forward.values(np.stack(removed)).mean(1).tolist()
-    return [_ratio(value - ablated, full - ablated) for value in found]
+    """The faithfulness of many circuits, as one stack of worlds; see `evaluate_all`."""
+    return [one.faithfulness for one in evaluate_all(model, circuits, only="faithfulness", **asked_for)]
 
 
 def _weakest(given: Asked, forward: Forward, removed: Mask) -> tuple[float, str] | None:
@@ -170,5 +245,6 @@ def _weakest(given: Asked, forward: Forward, removed: Mask) -> tuple[float, str]
     return smallest
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """A part over the whole; NaN where that is nothing."""
     return part / whole if whole else math.nan

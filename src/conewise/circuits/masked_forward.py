@@ -86,18 +86,32 @@ def stages_of(readers: Sequence[Reader]) -> tuple[Stage, ...]:
 
 Tensor = torch.Tensor
 
-ABLATIONS = ("resample", "zero", "mean")
+ABLATIONS = ("resample", "zero", "mean", "mean-positional", "mean-template", "optimal")
+WITHIN = ("mean-positional", "mean-template")
+"""Means of each position, over the prompts of one length, or over those of one template among them."""
 
 
 class Ablated:
     """The parts that removed edges carry, wherever the stream is read.
 
     `resample`: the parts of `source`, a run of the same shape as `base`. `zero`: nothing. `mean`: each
-    writer's mean over the prompts and positions of `source`, or of `base` where there is none. Means are
-    taken without padding.
+    writer's mean over the prompts and positions of `source`, or of `base` where there is none; over those of
+    all runs of `over` where some are given. `mean-positional`: the mean at each position; `mean-template`:
+    the same over the prompts of the same template, of which there is one for each in `templates`. Means are
+    taken without padding. `optimal`: `constants`, [writer, d_model].
     """
 
-    def __init__(self, facts: EdgeFacts, ablation: str, base: Reading, source: Reading | None) -> None:
+    def __init__(
+        self,
+        facts: EdgeFacts,
+        ablation: str,
+        base: Reading,
+        source: Reading | None,
+        *,
+        over: Sequence[Reading] = (),
+        templates: Sequence[str] = (),
+        constants: Tensor | None = None,
+    ) -> None:
         if ablation not in ABLATIONS:
             raise CircuitError(f"{ablation!r} is none of {', '.join(map(repr, ABLATIONS))}.")
         if ablation == "resample" and source is None:
@@ -112,8 +126,15 @@ class Ablated:
         self.ablation = ablation
         self._parts, self._entry = facts.parts, facts.components.readers[-1].entry
         self._run = base if source is None else source
+        self._over = tuple(over) or (self._run,)
+        self._templates, self._constants = tuple(templates), constants
         self._base, self._read = reader(base), reader(self._run)
         self._known: dict[str, Tensor] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """True if removed edges carry the same for all prompts and positions."""
+        return self.ablation in ("zero", "mean", "optimal")
 
     def at(self, entry: str) -> Tensor:
         """[writer, batch, pos, d_model]: what removed edges carry at a value of the stream."""
@@ -144,17 +165,56 @@ class Ablated:
         with computing():
             if self.ablation == "zero":
                 return torch.zeros_like(parts(self._base))
-            found = parts(self._read)
-            if torch.isnan(found).any():
-                raise CircuitError(
-                    "the source has NaN in what its components write; nothing can be removed. "
-                    f"{NAN_OF_PADDING}"
-                )
+            if self._constants is not None:
+                own = parts(self._base)
+                return self._constants[: len(own), None, None].to(own).expand_as(own)
+            if self.ablation == "mean":
+                return self._mean(parts).expand_as(parts(self._base))
+            found = self._sound(parts(self._read))
             if self.ablation == "resample":
                 return found
-            run = self._run
-            shown = shown_entries(run.model.program, run.inputs, PARTS, found.shape, self._entry)
-            return mean_of(found, PARTS, shown)[:, :1, :1].expand_as(parts(self._base))
+            if self._shown(self._run, found) is not None:
+                raise CircuitError(
+                    f"the ablation {self.ablation!r} takes means position by position, and these prompts are "
+                    "padded. Give prompts as rows, which are grouped by length, or ablate with 'mean'."
+                )
+            return self._within(found)
+
+    def _mean(self, parts: Callable[[Callable[[str], Tensor]], Tensor]) -> Tensor:
+        """[writer, 1, 1, d_model]: the mean over prompts and positions of all runs."""
+        means, counts = [], []
+        for run in self._over:
+            found = self._sound(parts(reader(run)))
+            shown = self._shown(run, found)
+            means.append(mean_of(found, PARTS, shown)[:, :1, :1])
+            counts.append(
+                found[0, ..., 0].numel() if shown is None else int(shown.expand_as(found)[0, ..., 0].sum())
+            )
+        if len(means) == 1:
+            return means[0]
+        whole = sum(mean.double() * count for mean, count in zip(means, counts, strict=True))
+        assert isinstance(whole, torch.Tensor)
+        return (whole / sum(counts)).to(means[0].dtype)
+
+    def _within(self, found: Tensor) -> Tensor:
+        """[writer, batch, pos, d_model]: means of each position over prompts."""
+        if self.ablation == "mean-positional":
+            return found.mean(1, keepdim=True).expand_as(found)
+        out = torch.empty_like(found)
+        for template in dict.fromkeys(self._templates):
+            rows = [number for number, one in enumerate(self._templates) if one == template]
+            out[:, rows] = found[:, rows].mean(1, keepdim=True)
+        return out
+
+    def _shown(self, run: Reading, found: Tensor) -> Tensor | None:
+        return shown_entries(run.model.program, run.inputs, PARTS, found.shape, self._entry)
+
+    def _sound(self, found: Tensor) -> Tensor:
+        if torch.isnan(found).any():
+            raise CircuitError(
+                f"the source has NaN in what its components write; nothing can be removed. {NAN_OF_PADDING}"
+            )
+        return found
 
 
 def moved_by(model: Captured, facts: EdgeFacts) -> tuple[tuple[int, ...], ...]:
@@ -254,6 +314,8 @@ class MaskedForward:
         self._budget = max_memory
         self._is_stackable = can_stack(base)
         self._prompts = swept.read.prompts(base.inputs)
+        self.neurons: Tensor | None = None
+        """Of what each writer writes, [writer, d_model], the features that stay; None for all."""
         self._removed: Mask = np.zeros(self.shape, dtype=bool)
         self._current: Mapping[str, Any] = {}
         parts = [ablated.at(entry) for entry in self.components.entries][-1]
@@ -343,7 +405,7 @@ class MaskedForward:
 
         corrected: dict[str, list[int]] = {}
         for number, one in enumerate(self.components.readers[first:], first):
-            if removed[:, number].any():
+            if removed[:, number].any() or self.neurons is not None:
                 corrected.setdefault(one.node, []).append(number)
 
         def compute(step: WalkStep, operands: list[Any], values: dict[str, Any]) -> Any:
@@ -383,11 +445,15 @@ class MaskedForward:
         stream, constant = (one(read, entry).reshape(shape) for one in (known.stream, known.constant))
         residue = stream - constant - parts.sum(0, dtype=wide(parts.dtype))
         replaced = self.ablated.stream(entry, constant).expand(shape) if known.is_carried_unchanged else None
+        whole_stream: Tensor | None = stream
+        if self.neurons is not None:
+            stays = self.neurons[: len(parts), None, None, None]
+            parts, whole_stream = torch.where(stays, parts, ablated[:, None]), None
         for number, one in zip(numbers, readers, strict=True):
             lost = removed[:, number, : len(parts)]
             total = mixed_by_world(~lost[:, None], parts)[0] + mixed(lost, ablated) + constant
             own = with_residue(total, residue, stream)
-            for rows, whole in ((~lost.any(1), stream), (lost.all(1), replaced)):
+            for rows, whole in ((~lost.any(1), whole_stream), (lost.all(1), replaced)):
                 if whole is not None and np.any(rows):
                     chosen = numbers_of(rows, own.device)
                     own[chosen] = whole[chosen].to(own.dtype)

@@ -222,7 +222,7 @@ class PrunedForward:
         self.epsilon = torch.finfo(own.dtype).eps
         replaced = ReplacedParts.of(
             own,
-            ablated.whole if ablated.ablation == "resample" else ablated.whole[:, :1, :1],
+            ablated.whole[:, :1, :1] if ablated.is_shared else ablated.whole,
             {entry: readers[0].writers for entry, readers in entries.items()},
             {entry: parts.stream(self._read, entry) for entry in entries},
             {entry: ablated.stream(entry, constants[entry]) for entry in entries},

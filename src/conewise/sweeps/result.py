@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from conewise.circuits.circuit import Circuit
+    from conewise.circuits.curve import FaithfulnessCurve
     from conewise.report.story import Story
     from conewise.runs.captured import Captured
 
@@ -262,22 +264,90 @@ class Result(ResultData):
         top: int | None = None,
         threshold: float | None = None,
         connected: bool = True,
+        select: str = "absolute",
         metric: str | None = None,
         model: Captured | None = None,
     ) -> Circuit:
         """The circuit of the edges with the largest effects, after a sweep over edges: see `Circuit`.
 
-        At most the `top` ones, or those of at least `threshold`; `connected` as in `Circuit.from_scores`. The
+        At most the `top` ones, or those of at least `threshold`; `connected` and `select` as in
+        `Circuit.from_scores`: with select="signed" helpful edges come first. The
         effects of a metric, the first unless it is named, are its scores. A result that was loaded has no
         model at hand: give it as `model`.
         """
         from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
 
+        own, scores = self._model_for_circuits(model), self._edge_scores(metric)
+        name = self.metrics[0 if metric is None else self._number(metric)]
+        return Circuit.from_scores(
+            own,
+            scores,
+            top=top,
+            threshold=threshold,
+            connected=connected,
+            select=select,
+            helps=self._helps(name),
+        )
+
+    def curve(
+        self,
+        prompts: Any = None,
+        *,
+        base: Any = None,
+        source: Any = None,
+        metric: Any = None,
+        sizes: Sequence[float] | None = None,
+        select: str | None = None,
+        greedy: bool = False,
+        model: Captured | None = None,
+        max_memory: int | str | None = None,
+    ) -> FaithfulnessCurve:
+        """The faithfulness of circuits of growing size, by the effects of edges, nodes or neurons.
+
+        It is the benchmark's curve: of the best edges at shares of all of them, helpful ones first and large
+        ones first, or as `select` says, "signed" or "absolute"; `sizes` are other shares, or counts. Edges on
+        no path are left out; with `greedy` circuits grow from the logits. Effects of heads and MLPs ("z",
+        "result", "mlp_out") choose nodes, each with all edges out of it, and those of their features in the
+        stream ("result" and "mlp_out" along `d`) neurons.
+
+        Circuits are evaluated on `prompts`, pairs of any lengths, or with `base` and `source`: see
+        `Circuit.evaluate`. `metric` is the name of the metric whose effects choose, the first unless it is
+        named; circuits are evaluated by it, or by `metric` itself if it is one.
+        """
+        from conewise.circuits.levels import curve_by_effects  # noqa: PLC0415  # for circuits alone
+
+        row = self._number(metric) if isinstance(metric, str) else 0
+        wanted = self.metrics[row] if metric is None or isinstance(metric, str) else metric
+        if prompts is None and isinstance(wanted, str) and self.sweep is not None:
+            wanted = self.sweep.metrics[row]
+        return curve_by_effects(
+            self._model_for_circuits(model),
+            self.cells,
+            (self.table[row] - self.base[row]).double().cpu().numpy() * self._helps(self.metrics[row]),
+            {"prompts": prompts, "base": base, "source": source, "metric": wanted, "max_memory": max_memory},
+            select=select,
+            sizes=sizes,
+            greedy=greedy,
+            method=self.method or "exact effects",
+        )
+
+    def _model_for_circuits(self, model: Captured | None) -> Captured:
         own = model if model is not None or self.sweep is None else self.sweep.model
         if own is None:
             raise SweepError(
                 "a loaded result has no model at hand, which a circuit is one of; give it with `model=`."
             )
+        return own
+
+    def _helps(self, metric: str) -> float:
+        """The sign of the effect of an edge that helps: in the corrupted run it brings the answer back."""
+        from conewise.circuits.curve import helpful_sign  # noqa: PLC0415  # for circuits alone
+
+        is_removal = self.story is None or self.story.base != "corrupted"
+        return helpful_sign(metric, is_removal=is_removal)
+
+    def _edge_scores(self, metric: str | None) -> dict[str, float]:
+        """The effect of each edge, by name."""
         row = 0 if metric is None else self._number(metric)
         effects = (self.table[row] - self.base[row]).tolist()
         scores: dict[str, float] = {}
@@ -289,7 +359,7 @@ class Result(ResultData):
                     "`model.edges()`."
                 )
             scores[place.edge] = effect
-        return Circuit.from_scores(own, scores, top=top, threshold=threshold, connected=connected)
+        return scores
 
     def save(self, folder: str | Path) -> Path:
         """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.open(folder)` reads them.

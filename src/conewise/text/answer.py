@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -24,9 +24,6 @@ from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
 from conewise.sweeps.storage.result_data import Missing, ResultData
 from conewise.sweeps.sweep import Sweep
-
-if TYPE_CHECKING:
-    from conewise.circuits.circuit import Circuit
 
 
 class Asked(Protocol):
@@ -107,18 +104,9 @@ class Answer(Result):
         inside = self.question.inside(self, story)
         return write_page(path, self, story, self.question.folded(), inside)
 
-    def circuit(
-        self,
-        *,
-        top: int | None = None,
-        threshold: float | None = None,
-        connected: bool = True,
-        metric: str | None = None,
-        model: Captured | None = None,
-    ) -> Circuit:
-        """The circuit of the edges with the largest effects, after a question about edges: see `Result`."""
+    def _model_for_circuits(self, model: Captured | None) -> Captured:
         own = self.question.model if model is None and self.question is not None else model
-        return super().circuit(top=top, threshold=threshold, connected=connected, metric=metric, model=own)
+        return super()._model_for_circuits(own)
 
     def __str__(self) -> str:
         prompts = self.per_prompt.shape[-1]

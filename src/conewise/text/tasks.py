@@ -103,41 +103,86 @@ class Words:
 
 # -- what the tasks are made of ------------------------------------------------------------------------
 
-HE = (
-    "John James Bob Tom Paul Mark Peter Dan Martin Sam Max Simon Jack Frank David Adam Victor Henry Oscar "
-    "George William Robert Richard Charles Joseph Daniel Steven Edward Brian Kevin Jason Eric Andrew Michael"
-).split()
-SHE = (
-    "Mary Alice Anna Kate Sarah Emma Laura Jane Lucy Amy Rose Clara Helen Ruth Nina Julia Grace Sophie Ella "
-    "Lily Jennifer Linda Elizabeth Susan Jessica Karen Lisa Nancy Margaret Michelle Rachel Maria Diana Lauren"
-).split()
-PLACES = (
-    "store park school garden house office station beach market restaurant hospital library museum lake "
-    "church theatre"
-).split()
-THINGS = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+HE = _words(
+    "John James Bob Tom Paul Mark Peter Dan Martin Sam Max Simon Jack Frank David Adam Victor Henry "
+    "Oscar George William Robert Richard Charles Joseph Daniel Steven Edward Brian Kevin Jason Eric "
+    "Andrew Michael"
+)
+SHE = _words(
+    "Mary Alice Anna Kate Sarah Emma Laura Jane Lucy Amy Rose Clara Helen Ruth Nina Julia Grace "
+    "Sophie Ella Lily Jennifer Linda Elizabeth Susan Jessica Karen Lisa Nancy Margaret Michelle "
+    "Rachel Maria Diana Lauren"
+)
+PLACES = _words(
+    "store park school garden house office station beach market restaurant hospital library museum "
+    "lake church theatre"
+)
+THINGS = _words(
     "drink book ball ring letter key cake hat gift flower computer snack necklace ticket picture lamp"
-).split()
-NOUNS = (
+)
+NOUNS = _words(
     "war project journey contract study trial program reign siege campaign conflict expedition strike "
     "voyage marriage treaty dispute construction investigation tournament"
-).split()
-PRAISE = "friend person leader student teacher cook driver neighbor guest worker".split()
+)
+PRAISE = _words("friend person leader student teacher cook driver neighbor guest worker")
 CAPITALS = {
-    **{"France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Russia": "Moscow"},
-    **{"Japan": "Tokyo", "China": "Beijing", "Egypt": "Cairo", "Greece": "Athens", "Austria": "Vienna"},
-    **{"Ireland": "Dublin", "Poland": "Warsaw", "Portugal": "Lisbon", "Cuba": "Havana", "Peru": "Lima"},
-    **{"Norway": "Oslo", "Sweden": "Stockholm", "Hungary": "Budapest", "Turkey": "Ankara", "Iran": "Tehran"},
-    **{"Iraq": "Baghdad", "Syria": "Damascus", "Canada": "Ottawa", "England": "London", "Kenya": "Nairobi"},
-    **{"Belgium": "Brussels", "Thailand": "Bangkok", "Lebanon": "Beirut", "Libya": "Tripoli"},
+    "France": "Paris",
+    "Germany": "Berlin",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Russia": "Moscow",
+    "Japan": "Tokyo",
+    "China": "Beijing",
+    "Egypt": "Cairo",
+    "Greece": "Athens",
+    "Austria": "Vienna",
+    "Ireland": "Dublin",
+    "Poland": "Warsaw",
+    "Portugal": "Lisbon",
+    "Cuba": "Havana",
+    "Peru": "Lima",
+    "Norway": "Oslo",
+    "Sweden": "Stockholm",
+    "Hungary": "Budapest",
+    "Turkey": "Ankara",
+    "Iran": "Tehran",
+    "Iraq": "Baghdad",
+    "Syria": "Damascus",
+    "Canada": "Ottawa",
+    "England": "London",
+    "Kenya": "Nairobi",
+    "Belgium": "Brussels",
+    "Thailand": "Bangkok",
+    "Lebanon": "Beirut",
+    "Libya": "Tripoli",
 }
-COLOURS = "red blue green yellow black white brown gray pink purple orange".split()
-OBJECTS = "box ball car cup hat chair door shirt bag pen table lamp coat bottle book".split()
+COLOURS = _words("red blue green yellow black white brown gray pink purple orange")
+OBJECTS = _words("box ball car cup hat chair door shirt bag pen table lamp coat bottle book")
 SUBJECTS = {
-    **{"key": "keys", "boy": "boys", "girl": "girls", "dog": "dogs", "car": "cars", "book": "books"},
-    **{"teacher": "teachers", "doctor": "doctors", "student": "students", "author": "authors"},
-    **{"farmer": "farmers", "picture": "pictures", "letter": "letters", "friend": "friends"},
-    **{"worker": "workers", "horse": "horses", "house": "houses", "ship": "ships", "tree": "trees"},
+    "key": "keys",
+    "boy": "boys",
+    "girl": "girls",
+    "dog": "dogs",
+    "car": "cars",
+    "book": "books",
+    "teacher": "teachers",
+    "doctor": "doctors",
+    "student": "students",
+    "author": "authors",
+    "farmer": "farmers",
+    "picture": "pictures",
+    "letter": "letters",
+    "friend": "friends",
+    "worker": "workers",
+    "horse": "horses",
+    "house": "houses",
+    "ship": "ships",
+    "tree": "trees",
 }
 VERBS = (("is", "are"), ("was", "were"), ("has", "have"))
 LETTERS = "ABCD"
@@ -354,7 +399,7 @@ def make(name: str, model: Any, n: int = 100, *, seed: int = 0, split: str = "al
         f"{len(found)} well-formed prompts of the task {name!r} were found for this tokenizer, and ",
         Argument("n", n),
         f" were asked for: {len(usable)} of its {len(templates)} templates can be written so that both "
-        "prompts have equally many tokens and every answer is one token. Ask for fewer, or take another task.",
+        "prompts have equally many tokens and every answer is one token. Ask for fewer, or for another task.",
     )
 
 
@@ -472,10 +517,10 @@ def measure(model: Captured, prompts: Any) -> TaskScore:
     probabilities: list[float] = []
     for group in range(len(read.groups)):
         metrics = [read.metric(group, kind) for kind in ("logit_diff", "prob")]
-        for name, kept in differences.items():
+        for name in differences:
             inputs = read.inputs_of(group, name, facts_of(model).input_device)
             found = MetricReader(facts_of(model), metrics).of_run(baseline(model, (), inputs, keep=()))
-            kept += found[0].tolist()
+            differences[name] += found[0].tolist()
             probabilities += found[1].tolist() if name == "clean" else []
     clean, corrupted = differences["clean"], differences["corrupted"]
     count = len(clean)
