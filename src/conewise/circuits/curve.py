@@ -242,17 +242,15 @@ def helpful_sign(metric: str | Metric, *, is_removal: bool = True) -> float:
 
 def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Nominal shares, and how many items each is: numbers above 1 are counts. Raises CircuitError."""
-    given = SHARES if shares is None else tuple(shares)
     found: list[tuple[float, int]] = []
-    for one in given:
-        is_number = isinstance(one, int | float) and not isinstance(one, bool)
-        if not is_number or not 0 < one <= max(items, 1):
+    for one in SHARES if shares is None else shares:
+        if isinstance(one, bool) or not 0 < one <= max(items, 1):
             raise CircuitError(
                 Argument("sizes"),
                 f": {one!r} is no size: a share between 0 and 1, or a count up to {items:,}.",
             )
-        is_count = isinstance(one, int) and one > 1
-        found.append((one / items, one) if is_count else (float(one), int(one * items)))
+        is_count = one > 1
+        found.append((float(one / items), int(one)) if is_count else (float(one), int(one * items)))
     if len(found) < 2 or sorted(found) != found:
         raise CircuitError(Argument("sizes"), " are two or more, from the smallest to the largest.")
     return tuple(share for share, _ in found), tuple(count for _, count in found)
@@ -358,7 +356,7 @@ def _chosen(
     if level == "edge":
         chosen = greedy_edges(graph, keys, count) if greedy else best(keys, count)
         return pruned(graph, chosen), every
-    kept = np.isnan(keys)
+    kept: NDArray[np.bool_] = np.asarray(np.isnan(keys))
     kept.ravel()[best(keys, count)] = True
     if level == "node":
         return edges_of_nodes(graph, kept), every

@@ -230,8 +230,8 @@ def _gendered_pronoun(template: str, drawn: random.Random, words: Words) -> Draf
 
 def _country_capital(template: str, drawn: random.Random, _: Words) -> Draft | None:
     one, other = drawn.sample(sorted(CAPITALS), 2)
-    texts = (template.format(country=country) for country in (one, other))
-    return Draft(*texts, (f" {CAPITALS[one]}",), (f" {CAPITALS[other]}",))
+    clean, corrupted = (template.format(country=country) for country in (one, other))
+    return Draft(clean, corrupted, (f" {CAPITALS[one]}",), (f" {CAPITALS[other]}",))
 
 
 def _arithmetic(template: str, drawn: random.Random, words: Words) -> Draft | None:
@@ -246,8 +246,8 @@ def _arithmetic(template: str, drawn: random.Random, words: Words) -> Draft | No
     filled = {"sign": "+", "word": "sum"} if plus else {"sign": "-", "word": "difference"}
     if right == wrong or 0 in (b, d):
         return None
-    texts = (template.format(a=x, b=y, **filled) for x, y in ((a, b), (c, d)))
-    return Draft(*texts, (str(right),), (str(wrong),))
+    clean, corrupted = (template.format(a=x, b=y, **filled) for x, y in ((a, b), (c, d)))
+    return Draft(clean, corrupted, (str(right),), (str(wrong),))
 
 
 def _mcqa(template: str, drawn: random.Random, _: Words) -> Draft | None:
