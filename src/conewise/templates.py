@@ -201,7 +201,7 @@ class Heatmap:
             "high": high,
             "width": width,
             "height": height,
-            "whole": (max(left + width + 8, left + 6.5 * len(self.title)), top + height + bottom),
+            "whole": (max(left + width + 8, left + 8.0 * len(self.title)), top + height + bottom),
             "turned": is_turned,
             "every": (
                 max(1, math.ceil(12 / high)),

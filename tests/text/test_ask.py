@@ -151,7 +151,7 @@ def test_an_answer_says_how_far_its_means_can_be_trusted() -> None:
     assert "logit_diff over 7 prompts" in said
     assert "95% intervals" in said
     assert said.startswith("Head 0.2 alone restores ")
-    assert "  7 prompts; 95% interval of the first effect " in said
+    assert "  7 prompts; 95% interval of head 0.2 " in said
     assert "\n  Answer of logit_diff over z[4, 4]" in said
     table = answer().to_dataframe(statistics=True)
     assert {"effect", "sem", "low", "high", "p"} <= set(table.columns)

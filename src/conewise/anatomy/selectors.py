@@ -167,8 +167,10 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
     Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent, d and batch (and dim1, dim2, ... of
     a module's site) is a number, a list of numbers, a range, or a slice, which may be a string: ":" is all,
     "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of the result. Selectors add up:
-    `sites(...) + sites(...)`.
+    `sites(...) + sites(...)`. `sites("z.*", head=":")` is short for `sites("z", layer=":", head=":")`.
     """
+    if (kind := name.removesuffix(".*")) != name and "." not in kind and "layer" not in choices:
+        name, choices = kind, {**choices, "layer": ":"}
     # Features, and the numbered axes of a module's site: not every kind of model has them.
     known = (*AXES, *FEATURES)
     unknown = [axis for axis in choices if axis not in known and not re.fullmatch("dim[0-9]+", axis)]

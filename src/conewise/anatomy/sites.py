@@ -309,6 +309,9 @@ class SiteTable:
             renamed = self._renamed(names[0])
             if renamed in self._by_name:
                 return self._by_name[renamed]
+            kind, _, number = kind_or_name.rpartition(".")
+            if kind in self.kinds and re.fullmatch("-?[0-9]+", number):  # resid_post.10, z.-1
+                return self.find(kind, int(number), stack)
             if kind_or_name in self.kinds:
                 raise MissingSiteError(
                     f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "

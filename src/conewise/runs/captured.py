@@ -373,6 +373,18 @@ class Captured:
             self._bytes[key] = found
         return self._bytes[key]
 
+    @property
+    def n_layers(self) -> int:
+        """The number of layers that were found, those of all stacks together."""
+        return len(self.site_table.model_layers)
+
+    @property
+    def n_heads(self) -> int:
+        """The number of attention heads of a layer; 0 where heads were not told apart."""
+        found = next((site for site in self.site_table if site.kind == "z"), None)
+        length = None if found is None or found.view is None else found.view.lengths.get("head")
+        return length if isinstance(length, int) else 0
+
     def __repr__(self) -> str:
         kinds = ", ".join(self.site_table.kinds) or "modules and operations only"
         return (

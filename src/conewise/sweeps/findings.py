@@ -56,23 +56,27 @@ def finding(result: ResultData, metric: int = 0) -> str:
     if not known or known[0][0] == 0:
         what = "no site changes" if known else "nothing is known of"
         return _sentence(f"{about}{what} {name} (base {base:.4g})")
-    span = 0.0 if result.source is None else float(result.source[metric]) - base
-    told = [one for one in known if abs(one[0]) >= FEW * abs(known[0][0])]
+    told, span = _told(result, metric), _span(result, metric)
     if not span:
         moved = [f"{spoken(cell)} by {effect:+.3g}" for effect, cell in told]
-        return _sentence(
-            f"{about}{_listed(moved)} {'move' if len(moved) > 1 else 'moves'} {name} most (base {base:.4g})"
-        )
+        moves = "move" if len(moved) > 1 else "moves"
+        return _sentence(f"{about}{_listed(moved)} {moves} {name} most (base {base:.4g})")
     verb = _verb(result)
-    shares = sorted(
-        ((effect / span, cell) for effect, cell in told), key=lambda one: _is_word_itself(one[1], one[0])
-    )
-    moved = [_moved(cell, share, verb, is_first=at == 0) for at, (share, cell) in enumerate(shares)]
-    ends = f"base {base:.4g}, source {base + span:.4g}"
-    rest = "".join(f"; {one}" for one in moved[1:])
-    said = _sentence(f"{about}{moved[0]} of the difference in {name} ({ends}){rest}")
-    is_plain = not any(_is_word_itself(cell, share) for share, cell in shares)
-    return said if is_plain else f"{said} In layer 0 there is little but the words themselves."
+    ends = f" of the difference in {name} (base {base:.4g}, source {base + span:.4g})"
+    moved = [_moved(cell, effect / span, verb, "" if at else ends) for at, (effect, cell) in enumerate(told)]
+    return _sentence(about + "; ".join(moved))
+
+
+def _span(result: ResultData, metric: int) -> float:
+    """How far the source is from the base; 0 where there is none."""
+    return 0.0 if result.source is None else float(result.source[metric] - result.base[metric])
+
+
+def _told(result: ResultData, metric: int) -> list[tuple[float, Cell]]:
+    """The effects that a finding names, the largest first; those of any change of the words come last."""
+    known, span = strongest(result, metric, TOLD), _span(result, metric)
+    told = [one for one in known if abs(one[0]) >= FEW * abs(known[0][0])]
+    return sorted(told, key=lambda one: bool(span) and _is_word_itself(one[1], one[0] / span))
 
 
 def _verb(result: ResultData) -> str:
@@ -83,14 +87,16 @@ def _verb(result: ResultData) -> str:
     return "removes" if story.base == "clean" else "restores"
 
 
-def _moved(cell: Cell, share: float, verb: str, *, is_first: bool) -> str:
+def _moved(cell: Cell, share: float, verb: str, of: str) -> str:
+    """How far a site moves the metric; `of` is said of the first one alone."""
     name = spoken(cell)
-    alone = " alone" if is_first and len(cell.places) == 1 else ""
-    if ALL <= share <= 2 - ALL:
-        return f"{name}{alone} {verb} all{'' if is_first else ' of it'}"
+    alone = " alone" if of and len(cell.places) == 1 else ""
     if share < 0:
-        return f"{name} has the opposite effect, {-share:.0%}"
-    return f"{name}{alone} {verb} {share:.0%}"
+        return f"{name} has the opposite effect, {-share:.0%}{of}"
+    if not ALL <= share <= 2 - ALL:
+        return f"{name}{alone} {verb} {share:.0%}{of}"
+    why = ", as any change of the words would" if _is_word_itself(cell, share) else ""
+    return f"{name}{alone} {verb} all{of or ' of it'}{why}"
 
 
 def _is_word_itself(cell: Cell, share: float) -> bool:
@@ -113,12 +119,12 @@ def certainty(result: ResultData, metric: int = 0) -> str:
     prompts = result.per_prompt.shape[-1]
     said = [f"{prompts:,} prompts" if prompts > 1 else "one prompt, so nothing is known about others"]
     if prompts > 1 and result.base_per_prompt is not None:
-        effects = (result.per_prompt[metric] - result.base_per_prompt[metric]).double()
-        sizes = effects.mean(-1).abs().nan_to_num(-1.0)
-        first = int(sizes.argmax())
-        found = statistics_of(effects[first : first + 1], resamples=1)
-        low, high = float(found.low[0]), float(found.high[0])
-        said.append(f"{found.level:.0%} interval of the first effect {low:+.3g} to {high:+.3g}")
+        for _, cell in _told(result, metric)[:1]:
+            at = result.cells.index(cell)
+            effects = result.per_prompt[metric, at] - result.base_per_prompt[metric]
+            found = statistics_of(effects.double()[None], resamples=1)
+            low, high = float(found.low[0]), float(found.high[0])
+            said.append(f"{found.level:.0%} interval of {spoken(cell)} {low:+.3g} to {high:+.3g}")
     if result.method:
         said.append(f"approximate ({result.method}), `check()` computes some of them exactly")
     elif result.verification is None:

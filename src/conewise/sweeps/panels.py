@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,16 +69,29 @@ def panel(part: Spread, tokens: Sequence[str] = ()) -> Panel:
     )
 
 
+STRONG = 0.99
+"""The share of the effects that colours tell apart: the few larger ones have the strongest colour too."""
+
+
+def strong(result: ResultData, metric: int) -> float:
+    """The effect from which on a heatmap has its strongest colour."""
+    sizes = (result.table[metric] - result.base[metric]).abs()
+    sizes = sizes[sizes.isfinite()].sort().values
+    return float(sizes[min(len(sizes) - 1, math.ceil(STRONG * (len(sizes) - 1)))]) if len(sizes) else 0.0
+
+
 def heatmaps(result: ResultData, metric: int, tokens: Sequence[str] = ()) -> list[str]:
     """The effects on a metric, a heatmap for each selector, all by one scale."""
-    base = float(result.base[metric])
+    base, largest = float(result.base[metric]), strong(result, metric)
     values = result.table[metric].tolist()
     effects = [value - base for value in values]
-    largest = max((abs(effect) for effect in effects if effect == effect), default=0.0)
+    is_by_layer = any(part.axes[:1] == ("layer",) and len(part.axes) == 2 for part in result.spreads)
     drawn = []
     for part, start in result.parts():
         own = range(start, start + len(part.cells))
         laid = panel(part, tokens)
+        if is_by_layer and part.axes == ("layer",):  # beside the others, whose rows are layers
+            laid = Panel(laid.columns, [""], [[one] for one in laid.cells[0]], laid.column_title)
         told = [
             f"{cell.name}: {effects[at]:+.4g} ({values[at]:.4g})"
             for cell, at in zip(part.cells, own, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from conewise.program.walk import bitwise_same
 from conewise.report.story import read_story, write_story
 from conewise.status import shown_phases
 from conewise.sweeps.batches import base_story
-from conewise.sweeps.findings import certainty, cost, finding, strongest
-from conewise.sweeps.panels import heatmaps
+from conewise.sweeps.findings import certainty, cost, finding
+from conewise.sweeps.panels import heatmaps, strong
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.archive import read_result
 from conewise.sweeps.storage.result_data import ResultData
@@ -68,6 +69,11 @@ class Result(ResultData):
         if float(span) == 0:
             raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
         return self._shaped((self.table[0] - self.base[0]) / span)
+
+    @property
+    def normalized(self) -> Tensor:
+        """The same as `normalised`."""
+        return self.normalised
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -217,6 +223,21 @@ class Result(ResultData):
             for name in ("sem", "low", "high", "p"):
                 found[name] = [value for one in made for value in getattr(one, name).tolist()]
         return found
+
+    def to_xarray(self) -> Any:
+        """An `xarray.Dataset` with the axes of `values`: for each metric its value, and its effect.
+
+        The values of the base and the source are attributes of each. It needs xarray, which no extra brings.
+        """
+        xarray = import_module("xarray")
+        found = {}
+        for row, name in enumerate(self.metrics):
+            ends = {"base": float(self.base[row])}
+            ends |= {} if self.source is None else {"source": float(self.source[row])}
+            values = self._shaped(self.table[row])
+            found[name] = (self.axes, values.numpy(), ends)
+            found[f"{name}_effect"] = (self.axes, (values - self.base[row]).numpy(), ends)
+        return xarray.Dataset(found, coords=self.coordinates)
 
     def plot(self, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
@@ -474,9 +495,9 @@ class Result(ResultData):
 
     def _repr_html_(self) -> str:
         maps = heatmaps(self, 0, self.position_tokens())
-        largest = max((abs(effect) for effect, _ in strongest(self, 0, 1)), default=0.0)
         colours = (
-            f"Effect on {self.metrics[0]}: blue raises it, red lowers it, at full strength by {largest:.3g}."
+            f"Effect on {self.metrics[0]}: blue raises it, red lowers it; the strongest colour is from "
+            f"{strong(self, 0):.3g} on."
         )
         tables = []
         for name in self.metrics:

@@ -61,9 +61,9 @@ class Pair:
 def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
     """Pairs as people have them: a file, a table, a row or a list of rows, pairs.
 
-    A row is as in a file, see `read_pairs`, and a table is a DataFrame with such columns, in which several
-    answers are a list or are separated by `|`. Where the corrupted prompts are not needed they may be
-    missing, and a text is a row of its own. Raises PromptError, which names the row and the field.
+    A row is as in a file, see `read_pairs`. A table is a DataFrame or a Hugging Face dataset with such columns,
+    in which several answers are a list or are separated by `|`. Where the corrupted prompts are not needed
+    they may be missing, and a text is a row of its own. Raises PromptError, which names the row and the field.
     """
     if isinstance(given, Path) or (isinstance(given, str) and _is_file_name(given)):
         return read_pairs(given, needs_both=needs_both)
@@ -71,9 +71,10 @@ def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
         given = given["prompts"]
     if isinstance(given, Mapping | Pair | str):
         given = [given]
-    is_table = hasattr(given, "to_dict") and hasattr(given, "columns")
-    if is_table:
+    if hasattr(given, "to_dict") and hasattr(given, "columns"):  # a DataFrame
         given = (_cells(row) for row in given.to_dict("records"))
+    elif hasattr(given, "column_names") and has_items(given):  # a dataset of Hugging Face
+        given = (_cells(row) for row in given)
     if not has_items(given):
         raise PromptError(
             f"prompts are a file, a table or a list of rows, and this is {describe(given)}. For one: "
