@@ -61,9 +61,10 @@ class Pair:
 def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
     """Pairs as people have them: a file, a table, a row or a list of rows, pairs.
 
-    A row is as in a file, see `read_pairs`. A table is a DataFrame or a Hugging Face dataset with such columns,
-    in which several answers are a list or are separated by `|`. Where the corrupted prompts are not needed
-    they may be missing, and a text is a row of its own. Raises PromptError, which names the row and the field.
+    A row is as in a file, see `read_pairs`. A table is a DataFrame or a Hugging Face dataset with such
+    columns, in which several answers are a list or are separated by `|`. Where the corrupted prompts are not
+    needed they may be missing, and a text is a row of its own. Raises PromptError, which names the row and
+    the field.
     """
     if isinstance(given, Path) or (isinstance(given, str) and _is_file_name(given)):
         return read_pairs(given, needs_both=needs_both)
