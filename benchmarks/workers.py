@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
 from benchmarks.harness import Line, print_table
-from conewise.jobs.simulation import Rates, shares_of, simulate
+from conewise.jobs.scheduling import Rates, shares_of, simulate
 from conewise.sweeps.sweep import Sweep
 
 LENGTH, BUDGET = 20, "64MiB"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from benchmarks.exact_or_approximate.pieces import Effects, Numbers
 from conewise.attributing.approximation import LEVEL, SampleError
-from conewise.attributing.comparison import Comparison, largest, pearson, share_bound, spearman
+from conewise.attributing.approximation import Comparison, largest, pearson, share_bound, spearman
 
 Chosen = npt.NDArray[np.int64]
 

@@ -16,7 +16,7 @@ import torch
 import conewise as cw
 from benchmarks.exact_or_approximate.pieces import Effects, Pieces, joined, say, united
 from benchmarks.exact_or_approximate.tasks import TASKS
-from conewise.attributing.comparison import largest
+from conewise.attributing.approximation import largest
 
 NODE_METHODS = {"atp": None, "atp*": None, "ig": 3}
 EDGE_METHODS = {"eap": None, "eap-ig": 5}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.exact_or_approximate.pieces import Numbers
-from conewise.attributing.comparison import largest
+from conewise.attributing.approximation import largest
 
 SIDE, GAP, LEFT, TOP = 190, 34, 62, 44
 RIGHT_SIGN, WRONG_SIGN = "#0072b2", "#d55e00"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from conewise.anatomy.places import Place, site
     from conewise.anatomy.selectors import cell, cells, pairs, sites
-    from conewise.attributing.comparison import compare
+    from conewise.attributing.approximation import compare
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.circuit import evaluate_together as evaluate
     from conewise.errors import CaptureError, ConewiseError
@@ -118,7 +118,7 @@ _HOMES = {
     "cell": "conewise.anatomy.selectors",
     "cells": "conewise.anatomy.selectors",
     "chain": "conewise.reactive.graph",
-    "compare": "conewise.attributing.comparison",
+    "compare": "conewise.attributing.approximation",
     "cross_entropy": "conewise.runs.metrics",
     "dictionary": "conewise.runs.dictionaries",
     "evaluate": "conewise.circuits.circuit",

@@ -36,7 +36,7 @@ from conewise.status import status_line
 from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.storage.plan_spec import asked_by
+from conewise.sweeps.storage.provenance import asked_by
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import heading
 from conewise.text.ask import ask

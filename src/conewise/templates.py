@@ -110,6 +110,12 @@ def progress(done: int, total: int, words: str) -> str:
     return str(macro(TEMPLATE, "progress", done, total, words))
 
 
+def aligned(rows: Sequence[tuple[str, str]], indent: str = "") -> list[str]:
+    """Return rows of a label and a value as lines, in which the values begin in one column."""
+    width = max(len(label) for label, _ in rows)
+    return [f"{indent}{label:<{width}}  {value}" for label, value in rows]
+
+
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), *, numbers: Iterable[int] = ()) -> str:
     """Rows of text as a table. `columns` are its headings; `numbers` says which columns are aligned right.
 

@@ -10,8 +10,15 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.attributing.approximation import Approximation, SampleError
-from conewise.attributing.comparison import Comparison, kendall, pearson, share_bound, spearman
+from conewise.attributing.approximation import (
+    Approximation,
+    Comparison,
+    SampleError,
+    kendall,
+    pearson,
+    share_bound,
+    spearman,
+)
 from conewise.errors import SweepError
 from conewise.sweeps.statistics import student_quantile
 from tests.attributing.test_sites import looking

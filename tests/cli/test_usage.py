@@ -23,7 +23,7 @@ from conewise import model
 from conewise.checks.recheck import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.app import app
-from conewise.cli.commands.schemas import names
+from conewise.cli.commands.schemas import COMMANDS
 from conewise.cli.failing import as_option
 from conewise.errors import Argument, SweepError
 from conewise.text.prompts import Pair
@@ -494,15 +494,15 @@ def test_an_option_is_declared_once_and_shared() -> None:
 
 
 def test_every_command_that_prints_json_has_a_schema() -> None:
-    assert set(names()) == set(EVERY) - {"schema"}
-    for name in names():
+    assert set(COMMANDS) == set(EVERY) - {"schema"}
+    for name in COMMANDS:
         done = Done("schema", name)
         assert json.loads(done.out) == schema(name)
     assert "Did you mean sweep?" in refused("schema", "swep")
 
 
 def test_schemas_are_strict() -> None:
-    for name in names():
+    for name in COMMANDS:
         told = schema(name)
         assert told["$schema"] == "https://json-schema.org/draft/2020-12/schema"
         assert told["additionalProperties"] is False

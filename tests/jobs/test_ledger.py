@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conewise.jobs import scheduling as ledgers
-from conewise.jobs.progress import PassedOn, _State, bar, follow_workers
+from conewise.jobs.progress import _State, bar
 from conewise.jobs.scheduling import FleetLedger, SeatLedger, Share
 from conewise.status import Phases
 from conewise.sweeps.execution.reading import PHASES
@@ -91,8 +91,8 @@ def test_lines_and_terminals_show_workers(clock: Clock, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stderr", screen)
     with bar(True, 10, torch.device("cpu")) as tell:
         tell.begin(Phases(PHASES))
-        with bar(PassedOn(tell), 10, CPU) as passed:  # as a question does
-            follow_workers(passed, made)
+        with bar(tell, 10, CPU) as passed:  # as a question does
+            passed.follow_workers(made)
             passed(10)
     assert "9/18 shares by 2 workers" in screen.getvalue()
     assert "slow (2.0 times); batch 0, chunk 4" in screen.getvalue()

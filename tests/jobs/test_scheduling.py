@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conewise.errors import FleetError
 from conewise.jobs.scheduling import DIED, MEMORY, OWN, TRIES, Done, Failed, FleetLedger, Share, run_shares
+from conewise.sweeps.execution.reading import SweepLedger
 
 WORLDS = 8
 """In each chunk."""
@@ -23,7 +24,7 @@ Answer = Callable[[Share], Done | Failed]
 def done(share: Share) -> Done:
     sizes = [share.worlds] if share.worlds is not None else [WORLDS] * len(share.chunks)
     rows = tuple(np.zeros((size or 0, 1, 1)) for size in sizes)
-    return Done(rows, np.zeros((1, 1)), None, 1, 1, float(share.cost))
+    return Done(rows, np.zeros((1, 1)), None, SweepLedger(1, 1, compute_seconds=float(share.cost)))
 
 
 class Player:

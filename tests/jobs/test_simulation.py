@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conewise.jobs.simulation import Rates, simulate, worth_having
+from conewise.jobs.scheduling import Rates, simulate, worth_having
 
 COSTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1000)), min_size=1, max_size=40)
 

@@ -12,7 +12,7 @@ import torch
 
 from conewise import status as phases
 from conewise.jobs import progress
-from conewise.jobs.progress import PassedOn, _Bar, _Lines, _State, bar
+from conewise.jobs.progress import _Bar, _Lines, _State, bar
 from conewise.status import Phases
 from conewise.sweeps.execution.reading import PHASES
 from conewise.sweeps.planning.planner import Planner
@@ -148,8 +148,7 @@ def test_a_run_says_what_it_is_doing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_progress_that_is_passed_on_says_what_is_under_way() -> None:
     run = Phases()
     bar_of_all = _Bar(10, CPU, 600.0)
-    one = PassedOn(bar_of_all)
-    with bar(one, 5, CPU) as tell:
+    with bar(bar_of_all, 5, CPU) as tell:
         tell.begin(run)
         tell(3)
         tell.begin(run)  # again, with other weights

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import SelectorLike, with_named
-from conewise.arguments import checked
-from conewise.attributing.approximation import Approximation, SampleError, drawn, expect_whole
-from conewise.attributing.comparison import largest
-from conewise.attributing.pieces import HYBRID, Asked, AttributionPlan, method_of
-from conewise.attributing.running import AttributionJob
+from conewise.arguments import checked, shown_bytes
+from conewise.attributing.approximation import (
+    Approximation,
+    Later,
+    SampleError,
+    drawn,
+    effects_of,
+    expect_whole,
+    largest,
+)
+from conewise.attributing.pieces import HYBRID, AttributionPlan, AttributionRequest, Counts, Piece, method_of
+from conewise.attributing.work import Work
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
-from conewise.jobs.job import pool_of, run_job, run_jobs
+from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun, pool_of, run_job, run_jobs
 from conewise.jobs.pool import Pool
 from conewise.jobs.runnable import How, Runnable
+from conewise.jobs.scheduling import Share
+from conewise.jobs.store import Request
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, recording
+from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
-from conewise.sweeps.execution.reading import SweepLedger, most
-from conewise.sweeps.planning.plan import Lazy
+from conewise.status import Phases
+from conewise.sweeps.execution.growth import SMALL, watching
+from conewise.sweeps.execution.reading import PHASES, SweepLedger, summed
+from conewise.sweeps.planning.plan import Lazy, SweepPlan
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.result import Result
+from conewise.sweeps.running import trusting
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import heading
 from conewise.threads import Turn, one_thread
 
 AT_ONCE = 256
-"""So many cells are computed exactly at a time, at most."""
+"""The most cells that are computed exactly at a time."""
 
 
 @dataclass
@@ -73,7 +90,7 @@ def hybrid(
     Cells are computed in the order of their approximate effects, until the `top`-th largest exact effect
     exceeds the next approximate one by more than the sample's error reaches. By the first metric.
     """
-    effects = np.asarray((approx.table[0] - approx.base[0]).tolist())
+    effects = effects_of(approx, 0)
     order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, workers)
     _, first = drawn(effects, 0, n, seed)
     exact.compute(first)
@@ -95,7 +112,7 @@ def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation
         per_prompt[:, number] = values
     names = tuple(approx.cells[number].name for number in sorted(exact.values))
     method = f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, {known}"
-    plans, ledgers = [one.plan for one in exact.results], [one.ledger for one in exact.results]
+    plans = [one.plan for one in exact.results]
     plan = replace(
         approx.plan,
         node_evaluations=approx.plan.node_evaluations + sum(one.node_evaluations for one in plans),
@@ -104,25 +121,11 @@ def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation
         peak_bytes=max([approx.plan.peak_bytes, *(one.peak_bytes for one in plans)]),
         why=f"{approx.plan.why}; {len(names):,} worlds exactly, in {len(plans)} sweeps",
     )
-    own = approx.ledger
-    ledger = SweepLedger(
-        own.node_evaluations + sum(one.node_evaluations for one in ledgers),
-        own.launches + sum(one.launches for one in ledgers),
-        0,
-        own.seconds + sum(one.seconds for one in ledgers),
-        own.compute_seconds + sum(one.compute_seconds for one in ledgers),
-        most([own.peak_bytes, *(one.peak_bytes for one in ledgers)]),
-        most([own.reserved_bytes, *(one.reserved_bytes for one in ledgers)]),
-        {
-            phase: sum(one.phases.get(phase, 0.0) for one in (own, *ledgers))
-            for phase in dict.fromkeys(phase for one in (own, *ledgers) for phase in one.phases)
-        },
-    )
     origin = approx.origin
     return replace(
         approx,
         plan=plan,
-        ledger=ledger,
+        ledger=summed([approx.ledger, *(one.ledger for one in exact.results)]),
         table=per_prompt.mean(-1),
         per_prompt=per_prompt,
         origin=Lazy(
@@ -137,7 +140,7 @@ def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation
 
 
 TOP, SAMPLE = 10, 20
-"""How many of the largest cells `hybrid` looks for, and of how many it learns how far gradients are off."""
+"""The numbers of largest cells that `hybrid` looks for, and of random cells whose errors it measures."""
 
 
 @checked
@@ -165,7 +168,8 @@ class Attribution(Runnable[Approximation]):
         _expect_one_source(sweep)
         self.sweep, self.method, self.steps, self.seed = sweep, method, steps, seed
         if method == HYBRID:
-            _expect_no_steps(steps)
+            if steps is not None:
+                raise SweepError(f"'hybrid' takes one gradient, and no steps: leave out steps={steps!r}.")
             self._top = min(_cells(top, TOP, 1, "top"), len(sweep.cells))
             self._n = _cells(n, SAMPLE, 2, "n")
         else:
@@ -176,8 +180,11 @@ class Attribution(Runnable[Approximation]):
         return self.sweep._turn
 
     def _job(self, max_memory: int | str | None) -> AttributionJob:
-        method = _ranking(self.sweep) if self.method == HYBRID else self.method
-        return AttributionJob(Asked.of(self.sweep, method, self.steps, max_memory))
+        method = self.method
+        if method == HYBRID:  # ranks by one gradient
+            is_edge = any(isinstance(place, EdgePlace) for place in self.sweep.cells[0].places)
+            method = "eap" if is_edge else "atp"
+        return AttributionJob(AttributionRequest.of(self.sweep, method, self.steps, max_memory))
 
     @within_memory("planning this attribution")
     def plan(self, max_memory: int | str | None = None) -> AttributionPlan:
@@ -255,12 +262,6 @@ def attributed_together(
         return run_jobs(jobs, folders, how)
 
 
-def _ranking(sweep: Sweep) -> str:
-    """What `hybrid` ranks by."""
-    is_edge = any(isinstance(place, EdgePlace) for place in sweep.cells[0].places)
-    return "eap" if is_edge else "atp"
-
-
 def _expect_one_source(sweep: Sweep) -> None:
     if len(sweep.own):
         raise SweepError(
@@ -272,14 +273,204 @@ def _expect_one_source(sweep: Sweep) -> None:
         raise SweepError(f"{put.name} puts in what no gradient tells the effect of: run the sweep itself.")
 
 
-def _expect_no_steps(steps: int | None) -> None:
-    if steps is not None:
-        raise SweepError(f"'hybrid' takes one gradient, and no steps: leave out steps={steps!r}.")
-
-
 def _cells(given: int | None, default: int, least: int, what: str) -> int:
     if given is None:
         return default
     if isinstance(given, bool) or given < least:
         raise SweepError(f"{what} is a number of cells of at least {least}, and not {given!r}.")
     return given
+
+
+# -- the job -----------------------------------------------------
+
+EVALUATOR = "gradients"
+
+
+class AttributionJob(Job[Approximation]):
+    """One run of an attribution: its batches are pieces, of one chunk each."""
+
+    def __init__(self, asked: AttributionRequest) -> None:
+        super().__init__(asked.sweep.model, len(asked.sweep.cells), len(asked.pieces))
+        self.asked, self.max_memory = asked, asked.max_memory
+
+    def begin(self, weights: Contents, phases: Phases) -> None:
+        """Begin: forget what was found out, and was run, with other weights."""
+        super().begin(weights, phases)
+        self.asked.sweep._expect_weights(weights.whole)
+
+    def stored(self) -> Request:
+        """Return what identifies the attribution."""
+        return self.asked.stored(self.weights)
+
+    def here(self) -> PieceComputing:
+        """Return what computes pieces in this process."""
+        return PieceComputing(self.asked, self.weights, self.phases)
+
+    def elsewhere(self) -> tuple[Callable[..., Computing], dict[str, Any]]:
+        """Return what makes the same of a worker's own model."""
+        asked = self.asked
+        how = {"method": asked.method.name, "steps": asked.steps, "pieces": asked.pieces}
+        return PieceComputing.of, {"asked": asked.sweep._asked(), **how}
+
+    def plan(self, batch: int, cut: Callable[[str], StoredCut | None]) -> BatchPlan:
+        """Return the plan of a piece, which is known already."""
+        del cut
+        piece, cells = self.asked.pieces[batch], range(self.cells)
+        own = StoredCut(EVALUATOR, (self.cells,))
+        prompts = partial(self.asked.rows_in, piece)
+        return BatchPlan(own, self.max_memory, [cells], [piece.counts.flops], cells, prompts=prompts)
+
+    def forget(self) -> None:
+        """Forget the runs that were made of inputs."""
+        self.asked.sweep.forget()
+
+    def left(self, batch: int) -> None:
+        """Forget a batch with its last piece."""
+        pieces = self.asked.pieces
+        if pieces[batch].number != pieces[min(batch + 1, len(pieces) - 1)].number:
+            self.forget()
+
+    def forget_all(self) -> None:
+        """Forget all that was found out: what weights it is of is not known."""
+        self.asked.sweep.facts.forget()
+        self.forget()
+
+    def result(self, run: JobRun[Approximation]) -> Approximation:
+        """Return all pieces together. Raises SweepError where one could not be computed."""
+        asked, sweep, ledger = self.asked, self.asked.sweep, run.ledger
+        if run.missing:
+            said = [f"batch {asked.pieces[one.batch].number}: {one.why}" for one in run.missing]
+            left = f"; {len(said) - 3} more" if len(said) > 3 else ""
+            raise SweepError(
+                f"{len(said)} of {len(asked.pieces)} pieces of this attribution could not be computed "
+                f"({'; '.join(said[:3])}{left})."
+            )
+        full = [asked.full_counts(piece) for piece in asked.pieces]
+        counts = sum(run.counts, Counts(node_evaluations=ledger.node_evaluations))
+        values = [run.values(number).transpose(0, 1) for number in range(self.batches)]
+        plan = Later(lambda: self._plan(counts, full))
+        found = sweep._result(
+            plan,
+            ledger,
+            torch.cat(values, dim=-1),
+            run.baselines(),
+            self.weights.whole,
+            Approximation,
+            method=asked.described,
+        )
+        identified, own = found.origin, asked.provenance
+        result: Approximation = replace(
+            found, plan=plan, origin=Lazy(lambda: {**identified, "attribution": own})
+        )
+        return result
+
+    def _plan(self, counts: Counts, full: Sequence[tuple[int, int]]) -> SweepPlan:
+        """Return what was computed, as the plan of a sweep."""
+        return SweepPlan(
+            worlds=self.cells,
+            batches=self.asked.sweep.batches,
+            node_evaluations=counts.node_evaluations,
+            full_evaluations=sum(nodes for nodes, _ in full),
+            launches=counts.node_evaluations,
+            flops=counts.flops,
+            full_flops=sum(flops for _, flops in full),
+            peak_bytes=self.asked.peak_bytes(),
+            max_memory=self.max_memory,
+            chunks=(self.cells,),
+            evaluator=EVALUATOR,
+            why=f"approximate, {self.asked.described}: {counts.passes(' and ')} over parts of the program",
+            seconds=None,
+        )
+
+
+class PieceComputing(Computing):
+    """Computes pieces of an attribution, in this process and in a worker."""
+
+    def __init__(
+        self, asked: AttributionRequest, weights: Contents | None = None, phases: Phases | None = None
+    ) -> None:
+        super().__init__()
+        self.asked, self.phases, self._weights = asked, phases or Phases(PHASES), weights
+
+    @classmethod
+    def of(
+        cls, model: Captured, asked: dict[str, Any], method: str, steps: int, pieces: tuple[Piece, ...]
+    ) -> PieceComputing:
+        """Return that of a worker."""
+        sweep, chosen = Sweep(model, **asked), method_of(method)
+        return cls(AttributionRequest(sweep, chosen, chosen.cells(model, sweep.cells), steps, None, pieces))
+
+    def rest(self) -> None:
+        """Let go of the batch that is under way."""
+        super().rest()
+        self.asked.sweep.forget()
+
+    def lacking(self, share: Share, memory: int | None) -> str:
+        """Return what is lacking where a piece is known not to fit into this worker; else nothing."""
+        if memory is None or not share.chunks:
+            return ""
+        taken = self.asked.peak_of(self.piece(share))
+        if taken <= memory:
+            return ""
+        return f"these prompts take up to {shown_bytes(taken)}, and this worker has {shown_bytes(memory)}"
+
+    def piece(self, share: Share) -> Piece:
+        """Return the piece of a share: some of its prompts, where it does not fit as a whole."""
+        asked, piece = self.asked, self.asked.pieces[share.batch]
+        if share.worlds is None:
+            return piece
+        rows = range(share.first, share.first + share.worlds)
+        return asked.part_of(piece, rows)
+
+    @contextmanager
+    def begin(self, batch: int) -> Iterator[PieceUnderWay]:
+        """Begin with a piece: it is computed when it is asked for."""
+        del batch
+        yield PieceUnderWay(self, self._weights or self.asked.sweep.model.weights.contents())
+
+
+@dataclass(frozen=True, slots=True)
+class PieceUnderWay:
+    """A piece of an attribution."""
+
+    of: PieceComputing
+    weights: Contents
+
+    def count(self, chunk: int, ledger: SweepLedger) -> None:
+        """Count nothing: what is resumed is counted with the baselines."""
+
+    def compute(self, share: Share, ledger: SweepLedger, memory: int | None, ahead: Ahead = None) -> Computed:
+        """Compute a piece, or some of its prompts; without chunks, base and source alone."""
+        del memory, ahead
+        asked, sweep, during = self.of.asked, self.of.asked.sweep, self.of.phases.during
+        piece, rows = self.of.piece(share), list[Tensor]()
+        with during("baselines"):
+            batch = piece.batch(sweep)
+            batch.expect_possible(sweep.spec.cells)
+        with trusting(batch, self.weights, self.of.phases):
+            work = Work(
+                batch,
+                piece.spec(sweep),
+                ledger,
+                asked.cells.reads,
+                self.weights.whole,
+                is_one_pass=asked.method.is_one_pass,
+            )
+            if share.chunks:
+                budget = asked.max_memory
+                planned = SMALL if budget is None else asked.peak_of(piece)
+                with during("passes"), watching(facts_of(sweep.model).devices, planned, budget) as watch:
+                    effects = asked.method.scores(work, asked.cells, asked.steps)
+                ledger.note_memory(watch.peak, watch.reserved)
+            with during("baselines"):
+                base, source = work.numbers("base"), work.numbers("source")
+        assert base is not None
+        counts = Counts(work.forwards, work.backwards, 0, work.flops)
+        if share.chunks:
+            rows.append((effects + base[:, None]).transpose(0, 1))
+        else:  # it was computed before, and is resumed
+            own = piece.counts
+            ledger.node_evaluations += own.node_evaluations
+            ledger.launches += own.node_evaluations
+            counts = Counts(own.forwards, own.backwards, 0, own.flops)
+        return Computed((row for row in rows), lambda: base, lambda: source, lambda: counts)

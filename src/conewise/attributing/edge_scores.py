@@ -33,7 +33,7 @@ from conewise.sweeps.planning.layout import repeated
 Site = tuple[str, int | None, str]
 
 KEPT = 8
-"""How many tables of a model are kept. They lie with it."""
+"""The number of tables that are kept with a model."""
 _TABLES = "_edge_tables"
 
 
@@ -50,7 +50,7 @@ class Slot:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is known by: entry and slot."""
+        """The key of the slot: its entry and its name."""
         return self.entry, self.slot
 
 
@@ -64,7 +64,7 @@ class Projections:
 
 
 class EdgeTable:
-    """Which readers some edges lead into, and which row of a table of all their writers each edge is.
+    """The readers that some edges lead into, and the row of each edge in a table of all their writers.
 
     Rows are ordered by entry, slot and head of the reader, then by writer. Raises SweepError where a cell is
     no direct edge, EdgeError where it is none of this model.
@@ -101,7 +101,7 @@ class EdgeTable:
         )
 
     def writers(self, entry: str) -> int:
-        """How many writers are read there."""
+        """Return the number of writers that are read there."""
         return self.facts[entry].components.entries[entry][0].writers
 
     def _slots(self, sets: Sequence[Sequence[EdgePlace]]) -> Sequence[Slot]:
@@ -117,7 +117,7 @@ class EdgeTable:
         ]
 
     def _branch(self, slot: Slot) -> Branch | None:
-        """What a slot with one reader computes of the stream, where nothing else reads it on the way."""
+        """Return the branch that a slot with one reader computes, where nothing else reads it."""
         if slot.heads > 1 or slot.axis is not None:
             return None
         readers = self.model.program.readers
@@ -179,7 +179,7 @@ def edge_table(model: Captured, cells: tuple[Cell, ...]) -> EdgeTable:
 
 
 def is_known(model: Captured, cells: tuple[Cell, ...]) -> bool:
-    """Whether a table of these cells is kept."""
+    """Return True if a table of these cells is kept."""
     found = vars(model).get(_TABLES, {}).get(id(cells))
     return found is not None and found.cells is cells
 
@@ -200,7 +200,7 @@ def _edge(place: Place) -> EdgePlace:
 
 
 AT_ONCE = 1 << 26
-"""So many numbers of stacked streams are differentiated through at a time."""
+"""The numbers of stacked streams that are differentiated through at a time."""
 
 
 class EdgeScores:
@@ -225,9 +225,7 @@ class EdgeScores:
         wanted |= {one.key: values[one.node] for one in others}
         known = self._projections()
         found = []
-        for number, metric in enumerate(work.metrics):
-            measured = work.measure(metric, values)
-            is_last = number == len(work.metrics) - 1
+        for measured, is_last in work.measured(values):
             gradients = work.gradients(measured, list(wanted.values()), is_last=is_last)
             by_slot = dict(zip(wanted, gradients, strict=True))
             rows = []

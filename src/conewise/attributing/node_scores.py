@@ -23,7 +23,7 @@ from conewise.runs.values import new_part
 
 Site = tuple[str, int | None, str]
 Sums = tuple[Site, tuple[str, ...]]
-"""What products are summed to: a site, and the axes that stay."""
+"""The key of summed products: a site, and the axes that stay."""
 
 
 def site_of(place: Place) -> Site:
@@ -61,70 +61,62 @@ class PatchedSites:
         return tuple(node for node in self.nodes if node in inside)
 
 
-class Differences:
-    """What the patches of some sites change in one batch."""
+class SiteEffects:
+    """First-order effects of patches in one batch: what they change, times gradients."""
 
     def __init__(self, work: Work, sites: PatchedSites) -> None:
-        self._work, self.model = work, work.model
-        self.cells, self.located, self.sites, self.nodes = (
-            sites.cells,
-            sites.located,
-            sites.sites,
-            sites.nodes,
-        )
-        self._changes: dict[Site, Tensor] = {}
+        self._work, self._patched, self._changes = work, sites, dict[Site, Tensor]()
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of the base."""
-        return self._work.base._sizes
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes by whose values is differentiated."""
+        return self._patched.nodes
 
-    def part(self, place: Place) -> Tensor:
-        """What the patch at one place changes, in its natural axes."""
-        present = self._work.base.read(place)
-        given = self._work.batch.part(place)
-        found = self.located.get(place, self.model.locate(place))
-        return new_part(given, present.detach(), found, place) - present
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells, with all that they patch."""
+        return self._patched.cells
 
-    def whole(self, site: Site) -> Tensor:
-        """What a patch of a whole site changes, in its natural axes."""
+    def _part(self, place: Place) -> Tensor:
+        """Return the change that the patch at one place makes, in its natural axes."""
+        patched, present = self._patched, self._work.base.read(place)
+        found = patched.located.get(place, patched.model.locate(place))
+        return new_part(self._work.batch.part(place), present.detach(), found, place) - present
+
+    def _whole(self, site: Site) -> Tensor:
+        """Return the change that a patch of a whole site makes, in its natural axes."""
         if site not in self._changes:
-            self._changes[site] = self.part(Place(*site))
+            self._changes[site] = self._part(Place(*site))
         return self._changes[site]
 
-    def is_of_wholes(self) -> bool:
-        """Whether the patch of a part is that part of the whole site's patch."""
+    def _is_of_wholes(self) -> bool:
+        """True if the patch of a part is that part of the whole site's patch."""
         return self._work.batch.intervention.whole is not None
 
     def in_node(self, site: Site) -> tuple[str, Tensor]:
-        """The node of a site, and what a patch of the whole site changes of its value."""
-        found, change = self.sites[site], self.whole(site)
+        """Return the node of a site, and what a patch of the whole site changes of its value."""
+        found, change = self._patched.sites[site], self._whole(site)
         (value,) = self._work.base.demand([found.node])
-        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self.sizes)
-
-
-class CellSums:
-    """First-order effects by cell: change times gradient, summed over what each cell patches."""
-
-    def __init__(self, differences: Differences, prompts: int) -> None:
-        self._differences, self._prompts = differences, prompts
+        return found.node, found.view.replace(torch.zeros_like(value), {}, change, self._work.base._sizes)
 
     def effects(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
         """[cell, prompt] in float64, of gradients by node."""
         products: dict[Site, Tensor] = {}
         rows = []
-        chosen = self._differences.cells if cells is None else tuple(cells)
+        chosen = self.cells if cells is None else tuple(cells)
         with computing():
             sums = self._sums([place for cell in chosen for place in cell.places], gradients, products)
             for cell in chosen:
                 parts = [self._effect(place, gradients, products, sums) for place in cell.places]
                 rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
-            return torch.stack(rows).cpu() if rows else torch.zeros(0, self._prompts, dtype=torch.float64)
+            return (
+                torch.stack(rows).cpu() if rows else torch.zeros(0, self._work.prompts, dtype=torch.float64)
+            )
 
-    def gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
+    def _gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
         """The gradient by a whole site, in natural axes."""
-        found = self._differences.sites[site]
-        return found.view.read(gradients[found.node], {}, self._differences.sizes)
+        found = self._patched.sites[site]
+        return found.view.read(gradients[found.node], {}, self._work.base._sizes)
 
     def _sums(
         self, places: Sequence[Place], gradients: Mapping[str, Tensor], products: dict[Site, Tensor]
@@ -134,14 +126,14 @@ class CellSums:
         All of them come from a device at once: each that came alone would be waited for.
         """
         found: dict[Sums, Tensor] = {}
-        if not self._differences.is_of_wholes():
+        if not self._is_of_wholes():
             return found
         for place in places:
             kept = self._kept(place)
             key = None if kept is None else (site_of(place), kept)
             if key is not None and key not in found:
                 product = self._product(key[0], gradients, products)
-                axes = self._differences.located[place].view.axes
+                axes = self._patched.located[place].view.axes
                 over = [dim for dim, axis in enumerate(axes) if axis not in key[1]]
                 wide = product.double()
                 found[key] = wide.sum(over) if over else wide
@@ -155,12 +147,12 @@ class CellSums:
         """The axes along which a place is a single part, and the batch; None where it is no single part."""
         if "batch" in place.part or not all(isinstance(index, int) for index in place.part.values()):
             return None
-        axes = self._differences.located[place].view.axes
+        axes = self._patched.located[place].view.axes
         return tuple(axis for axis in axes if axis in place.part or axis == "batch")
 
     def _product(self, site: Site, gradients: Mapping[str, Tensor], products: dict[Site, Tensor]) -> Tensor:
         if site not in products:
-            products[site] = self._differences.whole(site) * self.gradient(site, gradients)
+            products[site] = self._whole(site) * self._gradient(site, gradients)
         return products[site]
 
     def _effect(
@@ -171,18 +163,18 @@ class CellSums:
         sums: Mapping[Sums, Tensor],
     ) -> Tensor:
         """[prompt]: the effect of the patch at one place."""
-        differences, site = self._differences, site_of(place)
-        axes = differences.located[place].view.axes
-        if "batch" not in axes and self._prompts != 1:
+        site = site_of(place)
+        axes = self._patched.located[place].view.axes
+        if "batch" not in axes and self._work.prompts != 1:
             raise GradientError(
                 f"{place} has no prompts (its axes are {', '.join(axes)}), so that its gradient is not of "
                 "one prompt alone. Give the prompts one by one: a list of bases, and a list of sources."
             )
-        if not differences.is_of_wholes():
-            gradient = self.gradient(site, gradients)
+        if not self._is_of_wholes():
+            gradient = self._gradient(site, gradients)
             index = resolved(axes, place.part, gradient.shape)
             product = torch.zeros_like(gradient)
-            product[index] = differences.part(place) * gradient[index]
+            product[index] = self._part(place) * gradient[index]
             return self._summed(product, axes)
         kept = self._kept(place)
         if kept is not None:
@@ -218,15 +210,12 @@ def relp(work: Work, sites: PatchedSites) -> Tensor:
 
 
 def _one_pass(work: Work, sites: PatchedSites, relevance: Relevance | None) -> Tensor:
-    differences = Differences(work, sites)
-    sums, nodes = CellSums(differences, work.prompts), differences.nodes
+    effects, nodes = SiteEffects(work, sites), sites.nodes
     values = work.record(nodes, relevance=relevance)
     rows = []
-    for number, metric in enumerate(work.metrics):
-        measured = work.measure(metric, values)
-        is_last = number == len(work.metrics) - 1
+    for measured, is_last in work.measured(values):
         found = work.gradients(measured, [values[node] for node in nodes], is_last=is_last)
-        rows.append(work.by_prompt(measured, sums.effects(dict(zip(nodes, found, strict=True)))))
+        rows.append(work.by_prompt(measured, effects.effects(dict(zip(nodes, found, strict=True)))))
     return torch.stack(rows)
 
 
@@ -238,29 +227,26 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
     cell's part is taken there. Parts of one site (the heads of a layer) thus go together, as in the
     literature: for a patch of a part alone that is not the line of its own world. With one step it is `atp`.
     """
-    differences = Differences(work, sites)
-    for cell in differences.cells:
+    patches = SiteEffects(work, sites)
+    for cell in patches.cells:
         if len({site_of(place) for place in cell.places}) > 1:
             raise GradientError(
                 f"{cell.name} patches several sites together, and integrated gradients are along the line of "
                 "one site's value. Take method='atp', or cells of one site each."
             )
-    sums = CellSums(differences, work.prompts)
     effects = torch.zeros(len(work.metrics), len(sites.cells), max(work.prompts, 1), dtype=torch.float64)
     numbers: dict[object, list[int]] = {}
-    for number, cell in enumerate(differences.cells):
+    for number, cell in enumerate(patches.cells):
         numbers.setdefault(site_of(cell.places[0]), []).append(number)
     for site, own in numbers.items():
-        node, change = differences.in_node(site)  # type: ignore[arg-type]
+        node, change = patches.in_node(site)  # type: ignore[arg-type]
         (base,) = work.base.demand([node])
-        some = [differences.cells[number] for number in own]
+        some = [patches.cells[number] for number in own]
         for step in range(steps):
             values = work.record([node], given={node: base + (step / steps) * change})
-            for row, metric in enumerate(work.metrics):
-                measured = work.measure(metric, values)
-                is_last = row == len(work.metrics) - 1
+            for row, (measured, is_last) in enumerate(work.measured(values)):
                 (found,) = work.gradients(measured, [values[node]], is_last=is_last)
-                part = work.by_prompt(measured, sums.effects({node: found}, some))
+                part = work.by_prompt(measured, patches.effects({node: found}, some))
                 effects[row, own] += part / steps
     return effects
 
@@ -269,7 +255,7 @@ THROUGH_SOFTMAX = ("q", "k", "rot_q", "rot_k", "attn_scores")
 """The kinds of sites whose whole effect goes through the softmax of their layer's attention."""
 
 TERMS = ("attn_out", "cross_attn_out", "mlp_out")
-"""What a layer adds to the stream."""
+"""The kinds of sites that a layer adds to the stream."""
 
 
 def atp_star(work: Work, sites: PatchedSites) -> Tensor:
@@ -283,9 +269,7 @@ def atp_star(work: Work, sites: PatchedSites) -> Tensor:
     values = work.record(star.nodes, keep=star.terms)
     drop = _Drop(values, star.layers)
     rows = []
-    for number, metric in enumerate(work.metrics):
-        measured = work.measure(metric, values)
-        is_last = number == len(work.metrics) - 1
+    for measured, is_last in work.measured(values):
         wanted = [values[node] for node in star.nodes]
         signed = star.effects(work.gradients(measured, wanted, is_last=is_last and not star.layers))
         size = torch.zeros_like(signed)
@@ -358,7 +342,7 @@ class StarCells:
             ) from error
 
     def computed_for(self, one: Softmaxed) -> int:
-        """How many nodes are computed to know what z is where these places are patched."""
+        """Return the number of nodes that are computed to know z where these places are patched."""
         model = self.model
         patched = frozenset(model.graph.numbers([model.locate(place).node for place in one.places]))
         cone = model.graph.table.cone(patched) - patched
@@ -373,12 +357,12 @@ class _Star:
         self.layers, self.terms, self.nodes = cells.layers, cells.terms, cells.nodes
         self._support: dict[tuple[str, ...], frozenset[int]] = {}
         self._changes = [(one.cell, one.z, self._change_of_z(one)) for one in cells.softmaxed]
-        self._sums = CellSums(Differences(work, cells.plain), work.prompts)
+        self._plain = SiteEffects(work, cells.plain)
         self._z = {str(one.z): work.model.locate(one.z) for one in cells.softmaxed}
         self.left = torch.tensor([self._layers_left(cell) for cell in cells.cells])
 
     def _change_of_z(self, one: Softmaxed) -> Tensor:
-        """What z is more than in the base when these places are patched, in natural axes."""
+        """Return the change of z when these places are patched, in natural axes."""
         work = self._work
         before = work.base.read(one.z)
         with work.base.fork() as world, computing():
@@ -407,7 +391,7 @@ class _Star:
         by_node = dict(zip(self.nodes, gradients, strict=True))
         found = torch.zeros(len(self._cells.cells), max(self._work.prompts, 1), dtype=torch.float64)
         if self._cells.plain_numbers:
-            found[self._cells.plain_numbers] = self._sums.effects(by_node)
+            found[self._cells.plain_numbers] = self._plain.effects(by_node)
         with computing():
             for number, place, change in self._changes:
                 located = self._z[str(place)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from conewise.anatomy.places import EdgePlace
@@ -41,7 +41,7 @@ from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.provenance import provenance
 from conewise.sweeps.sweep import Sweep
-from conewise.templates import heading, shown, table
+from conewise.templates import aligned, heading, shown, table
 
 Cells = PatchedSites | EdgeTable
 """The cells of an attribution, by the sites that they patch or by the ends of their edges."""
@@ -75,7 +75,7 @@ class Method:
         return own(work, cells, steps)
 
     def steps(self, given: int | None) -> int:
-        """How many steps are taken. Raises SweepError where none are, or for what is no number of them."""
+        """Return the number of steps. Raises SweepError for a method without, and for a wrong number."""
         if self.default_steps is None:
             if given is not None:
                 raise SweepError(
@@ -159,7 +159,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What some passes take."""
+    """The cost of some passes."""
 
     forwards: int = 0
     backwards: int = 0
@@ -174,66 +174,15 @@ class Counts:
             self.flops + other.flops,
         )
 
-
-def counts_of(
-    method: Method, cells: Cells, spec: SweepSpec, inputs: Mapping[str, Tensor], steps: int
-) -> Counts:
-    """What one batch takes but for memory; of `inputs` the shapes alone are looked at."""
-    model = cells.model
-    facts = facts_of(model)
-    shape, targets = facts.shape(inputs), facts.targets(spec.metrics)
-    total, known = Counts(), dict[Pass, Counts]()
-    for one in _passes(method, cells, len(spec.metrics), steps):
-        if one not in known:
-            behind = [name for name in model.behind(one.nodes, targets) if name not in one.given]
-            flops = flops_forward(shape, behind) + one.backwards * flops_backward(shape, behind)
-            evaluations = (1 + one.backwards) * len(behind) + one.beside
-            known[one] = Counts(1, one.backwards, evaluations, flops)
-        total += known[one]
-    return total
-
-
-def _passes(method: Method, cells: Cells, metrics: int, steps: int) -> Iterator[Pass]:
-    """Every recorded pass."""
-    if isinstance(cells, EdgeTable):
-        yield from _edge_passes(method, cells, metrics, steps)
-    elif method.name == "atp*":
-        star = StarCells(cells.model, cells.cells)
-        beside = sum(map(star.computed_for, star.softmaxed))
-        yield Pass(star.nodes, metrics * (1 + len(star.layers)), beside=beside)
-    elif method.name == "ig":
-        for found in cells.sites.values():
-            for _ in range(steps):
-                yield Pass((found.node,), metrics, (found.node,))
-    else:
-        yield Pass(cells.nodes, metrics)
-
-
-def _edge_passes(method: Method, table: EdgeTable, metrics: int, steps: int) -> Iterator[Pass]:
-    def one(given: tuple[str, ...] = (), of: range | None = None) -> Pass:
-        entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
-        others = [slot for slot in table.others if slot.entry in entries]
-        beside = sum(
-            2 * slot.heads * table.facts[slot.entry].readers.count(slot.entry, (slot.slot,))
-            for slot in others
-        )
-        nodes = (*given, *entries, *(slot.node for slot in others))
-        return Pass(nodes, metrics, given, metrics * beside)
-
-    yield one()
-    if method.name == "eap-ig":
-        line = lines(table, method.name)[0]
-        for _ in range(1, steps):
-            yield one((line.node,))
-    elif method.name == "eap-ig-activations":
-        for line in lines(table, method.name):
-            for _ in range(1, steps):
-                yield one((line.node,), line.writers)
+    def passes(self, joint: str = ", ") -> str:
+        """Return how many passes there are, in words."""
+        named = ((self.forwards, "forward"), (self.backwards, "backward"))
+        return joint.join(f"{count:,} {what} pass{'' if count == 1 else 'es'}" for count, what in named)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AttributionPlan:
-    """What an attribution takes: `forwards` and `backwards` are passes that are recorded, each over a part.
+class AttributionPlan(Counts):
+    """The cost of an attribution: `forwards` and `backwards` are passes that are recorded, each over a part.
 
     Base and source are computed beside them, where they are inputs and not runs. `node_evaluations` counts a
     node once for each pass that computes it and once for each backward pass through it, as the ledger of the
@@ -243,34 +192,13 @@ class AttributionPlan:
     tensors without numbers.
     """
 
-    method: str
-    cells: int
-    batches: int
-    pieces: int
-    prompts_at_once: int | None
-    max_memory: int | None
-    counts: Counts
-    _peak: Callable[[], int] = field(repr=False, compare=False)
-
-    @property
-    def forwards(self) -> int:
-        """Recorded forward passes, all batches together."""
-        return self.counts.forwards
-
-    @property
-    def backwards(self) -> int:
-        """Backward passes."""
-        return self.counts.backwards
-
-    @property
-    def node_evaluations(self) -> int:
-        """Nodes that passes compute, or go back through."""
-        return self.counts.node_evaluations
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of the passes."""
-        return self.counts.flops
+    method: str = ""
+    cells: int = 0
+    batches: int = 1
+    pieces: int = 1
+    prompts_at_once: int | None = None
+    max_memory: int | None = None
+    _peak: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -278,45 +206,28 @@ class AttributionPlan:
         return self._peak()
 
     def rows(self) -> list[tuple[str, str]]:
-        """The plan as lines of a table."""
-        batches = (
-            f"{self.batches:,}"
-            if self.pieces == self.batches
-            else f"{self.batches:,} in {self.pieces:,} pieces"
-        )
+        """Return the plan as lines of a table."""
+        pieces = "" if self.pieces == self.batches else f" in {self.pieces:,} pieces"
         at_once = f", up to {self.prompts_at_once:,} prompts at a time" if self.prompts_at_once else ""
         budget = f" of {shown_bytes(self.max_memory)}" if self.max_memory else ""
         return [
             ("method", self.method),
             ("cells", f"{self.cells:,}"),
-            ("batches", batches + at_once),
-            (
-                "passes",
-                f"{counted_words(self.forwards, 'forward')}, {counted_words(self.backwards, 'backward')}",
-            ),
+            ("batches", f"{self.batches:,}{pieces}{at_once}"),
+            ("passes", self.passes()),
             ("node evaluations", f"{self.node_evaluations:,}"),
             ("FLOPs", f"{self.flops:.3g}"),
             ("peak memory", f"{shown_bytes(self.peak_bytes)}{budget}"),
         ]
 
     def __repr__(self) -> str:
-        forwards, backwards = (
-            counted_words(self.forwards, "forward"),
-            counted_words(self.backwards, "backward"),
-        )
-        return f"AttributionPlan by {self.method} of {self.cells:,} cells: {forwards}, {backwards}"
+        return f"AttributionPlan by {self.method} of {self.cells:,} cells: {self.passes()}"
 
     def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.rows())
-        return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
+        return "\n".join(aligned(self.rows()))
 
     def _repr_html_(self) -> str:
         return shown(heading(repr(self)), table(self.rows()))
-
-
-def counted_words(count: int, what: str) -> str:
-    """So many passes, in words."""
-    return f"{count:,} {what} pass{'' if count == 1 else 'es'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +239,7 @@ class Piece:
     counts: Counts
 
     def spec(self, sweep: Sweep) -> SweepSpec:
-        """What is asked of these prompts."""
+        """Return what is asked of these prompts."""
         return replace(sweep.spec, metrics=self._metrics(sweep))
 
     def _metrics(self, sweep: Sweep) -> tuple[Metric, ...]:
@@ -340,125 +251,290 @@ class Piece:
         )
 
     def batch(self, sweep: Sweep) -> Batch:
-        """The base with these prompts alone, and what is put into it."""
+        """Return the base with these prompts alone, and what is put into it."""
         whole = sweep.batch(self.number)
         if self.rows is None:
             return whole
         model, (_, given) = sweep.model, sweep._batches.given(self.number)
         base = InputRun(model, rows_of(model, whole.base.inputs, self.rows))
-        if whole.source is None:
-            return Batch(base, None, as_intervention(given, model), metrics=self._metrics(sweep))
-        source = InputRun(model, rows_of(model, whole.source.inputs, self.rows))
-        return Batch(base, source, as_intervention(source, model), metrics=self._metrics(sweep))
+        source = None
+        if whole.source is not None:
+            given = source = InputRun(model, rows_of(model, whole.source.inputs, self.rows))
+        return Batch(base, source, as_intervention(given, model), metrics=self._metrics(sweep))
 
-
-def pieces_of(
-    sweep: Sweep, method: Method, cells: Cells, steps: int, max_memory: int | None
-) -> tuple[Piece, ...]:
-    """All batches, cut into pieces of prompts that take no more than `max_memory` each.
-
-    Raises BudgetError where a batch takes more and cannot be cut, or one prompt alone does.
-    """
-    found: list[Piece] = []
-    refused: list[BudgetError] = []
-    for number in range(sweep.batches):
-        inputs = _inputs(sweep, number)
-        spec = replace(sweep.spec, metrics=sweep._batches.metrics(number))
-
-        def piece(
-            rows: range | None,
-            number: int = number,
-            inputs: Mapping[str, Tensor] = inputs,
-            spec: SweepSpec = spec,
-        ) -> Piece:
-            own = inputs if rows is None else rows_of(sweep.model, inputs, rows)
-            return Piece(number, rows, counts_of(method, cells, spec, own, steps))
-
-        def peak(one: Piece) -> int:
-            return peak_bytes(sweep, method, cells, steps, one)
-
-        whole = piece(None)
-        if max_memory is None or (together := peak(whole)) <= max_memory:
-            found.append(whole)
-            continue
-        prompts = facts_of(sweep.model).read.prompts(inputs)
-        reason = "it is one prompt" if prompts < 2 else _obstacle(sweep, number)
-        if reason:
-            what = f"batch {number} cannot be cut into fewer prompts ({reason}), and it"
-            refused.append(no_room(together, max_memory, what))
-            continue
-        at_once = max(1, min(prompts - 1, prompts * max_memory // together))
-        while (most := peak(piece(range(at_once)))) > max_memory and at_once > 1:
-            at_once = at_once * 3 // 4 or 1
-        if most > max_memory:
-            # Runs that are there already may take less than one prompt, whose run is computed anew.
-            what = "one prompt alone" if most < together else f"batch {number}"
-            refused.append(no_room(min(most, together), max_memory, what))
-            continue
-        starts = range(0, prompts, at_once)
-        found += [piece(range(first, min(first + at_once, prompts))) for first in starts]
-    if refused:
-        raise max(refused, key=lambda error: error.least)
-    return tuple(found)
-
-
-# -- memory ------------------------------------------------------------------------------------
 
 ENOUGH = 3
 """Steps along a line that a rehearsal takes: the later ones hold what the third does."""
+
 _PEAKS = "_attribution_peaks"
+
 KNOWN = 64
-"""How many peaks are kept with a model."""
+"""The number of peaks that are kept with a model."""
 
 
-def peak_bytes(sweep: Sweep, method: Method, cells: Cells, steps: int, piece: Piece) -> int:
-    """Return the most that a piece holds at a time beside the model and the runs that were given.
+@dataclass(frozen=True)
+class AttributionRequest:
+    """A request to estimate the effects of a sweep's `cells` by a method, in `pieces`."""
 
-    Its passes are rehearsed, once for inputs of one shape.
-    """
-    model, key = sweep.model, _alike(sweep, method, cells, steps, piece)
-    known: dict[Hashable, tuple[object, int]] = vars(model).setdefault(_PEAKS, {})
-    if key in known and known[key][0] is sweep.cells:
-        return known[key][1]
-    batch = _untouched(model, piece.batch(sweep))
+    sweep: Sweep
+    method: Method
+    cells: Cells
+    steps: int
+    max_memory: int | None = None
+    pieces: tuple[Piece, ...] = ()
 
-    def compute() -> None:
-        own, spec = _untouched(model, batch), piece.spec(sweep)
-        with ExitStack() as trusting:
-            for run in (own.base, own.source):
-                if run is not None:
+    @classmethod
+    def of(
+        cls, sweep: Sweep, method: str, steps: int | None, max_memory: int | str | None
+    ) -> AttributionRequest:
+        """Return the request to estimate what a sweep would find. Raises SweepError for what cannot be."""
+        sweep.model.expect_program("attribute effects")
+        chosen = method_of(method)
+        count, cells = chosen.steps(steps), chosen.cells(sweep.model, sweep.cells)
+        found = cls(sweep, chosen, cells, count, as_bytes(max_memory))
+        return replace(found, pieces=found._cut())
+
+    @property
+    def described(self) -> str:
+        """The method in words."""
+        return self.method.described(self.steps)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The method, as provenance has it."""
+        steps = {} if self.method.default_steps is None else {"steps": self.steps}
+        return {"method": self.method.name, **steps}
+
+    @property
+    def plan(self) -> AttributionPlan:
+        """The cost of it."""
+        total = sum((piece.counts for piece in self.pieces), Counts())
+        return AttributionPlan(
+            **{one.name: getattr(total, one.name) for one in fields(total)},
+            method=self.described,
+            cells=len(self.sweep.cells),
+            batches=self.sweep.batches,
+            pieces=len(self.pieces),
+            prompts_at_once=self._prompts_at_once,
+            max_memory=self.max_memory,
+            _peak=self.peak_bytes,
+        )
+
+    @property
+    def _prompts_at_once(self) -> int | None:
+        """The most prompts of a piece that is a part of a batch; None where batches are whole."""
+        return max((len(one.rows) for one in self.pieces if one.rows is not None), default=None)
+
+    def stored(self, weights: Contents) -> Request:
+        """Return what a store has to know of it."""
+        sweep = self.sweep
+
+        def identity() -> dict[str, Any]:
+            own = provenance(sweep.model, sweep.spec, sweep._given, weights.whole, strict=True)
+            return {**own, "attribution": self.provenance, "prompts at once": self._prompts_at_once or "all"}
+
+        def order() -> list[str]:
+            return [cell.name for cell in sweep.cells]
+
+        device = facts_of(sweep.model).device
+        return Request(len(sweep.cells), len(self.pieces), identity, order, device, "attribution")
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def _cut(self) -> tuple[Piece, ...]:
+        """All batches, cut into pieces of prompts that take no more than `max_memory` each.
+
+        Raises BudgetError where a batch takes more and cannot be cut, or one prompt alone does.
+        """
+        found: list[Piece] = []
+        refused: list[BudgetError] = []
+        for number in range(self.sweep.batches):
+            try:
+                found += self._cut_batch(number)
+            except BudgetError as error:
+                refused.append(error)
+        if refused:
+            raise max(refused, key=lambda error: error.least)
+        return tuple(found)
+
+    def _cut_batch(self, number: int) -> list[Piece]:
+        whole, budget = self.piece(number, None), self.max_memory
+        if budget is None or (together := self.peak_of(whole)) <= budget:
+            return [whole]
+        prompts = len(self.rows_in(whole))
+        if reason := "it is one prompt" if prompts < 2 else self._obstacle(number):
+            what = f"batch {number} cannot be cut into fewer prompts ({reason}), and it"
+            raise no_room(together, budget, what)
+        at_once = max(1, min(prompts - 1, prompts * budget // together))
+        while (most := self.peak_of(self.piece(number, range(at_once)))) > budget and at_once > 1:
+            at_once = at_once * 3 // 4 or 1
+        if most > budget:
+            # Runs that are there already may take less than one prompt, whose run is computed anew.
+            what = "one prompt alone" if most < together else f"batch {number}"
+            raise no_room(min(most, together), budget, what)
+        starts = range(0, prompts, at_once)
+        return [self.piece(number, range(first, min(first + at_once, prompts))) for first in starts]
+
+    def piece(self, number: int, rows: range | None) -> Piece:
+        """Return some prompts of a batch, with what they cost."""
+        inputs, metrics = self._inputs(number), self.sweep._batches.metrics(number)
+        if rows is not None:
+            inputs = rows_of(self.sweep.model, inputs, rows)
+        return Piece(number, rows, self._counts(metrics, inputs))
+
+    def part_of(self, piece: Piece, rows: range) -> Piece:
+        """Return some prompts of a piece. Raises SweepError where it cannot be cut."""
+        if reason := self._obstacle(piece.number):
+            raise SweepError(f"batch {piece.number} cannot be cut into fewer prompts: {reason}.")
+        return self.piece(piece.number, rows)
+
+    def rows_in(self, piece: Piece) -> range:
+        """Return the prompts of a piece, by their numbers in its batch."""
+        if piece.rows is not None:
+            return piece.rows
+        return range(facts_of(self.sweep.model).read.prompts(self._inputs(piece.number)))
+
+    def _inputs(self, number: int) -> Mapping[str, Tensor]:
+        """The inputs of a batch's base. What makes its runs when asked is asked for them."""
+        base, _ = self.sweep._batches.given(number)
+        if isinstance(base, Reading):
+            return base.inputs
+        if isinstance(base, Mapping):
+            return self.sweep.model.signature.bind((), base)
+        return self.sweep.batch(number).base.inputs
+
+    def _obstacle(self, number: int) -> str:
+        """Return why a batch cannot be cut into fewer prompts; empty where it can."""
+        model, whole = self.sweep.model, self.sweep.batch(number)
+        if model.batch_is_fixed or not model.program.dimensions.batch:
+            return "the model's batch is of one size"
+        for name, run in (("base", whole.base), ("source", whole.source)):
+            if run is not None and not isinstance(run, Run):
+                return f"the {name} is a world with patches. Give the prompts one by one, as a list of bases"
+        put = whole.intervention
+        few = "Give a list of bases, of a few prompts each"
+        if whole.source is None and put.described != ("zero",):
+            return f"what {put.name} puts in may depend on all prompts. {few}"
+        for metric in whole.metrics:
+            if metric.whole or (metric.prompts is not None and metric.of_prompts is None):
+                return f"the metric {metric.name!r} is a function of all prompts' outputs. {few}"
+        return ""
+
+    # -- costs -------------------------------------------------------------------------------------
+
+    def _counts(self, metrics: tuple[Metric, ...], inputs: Mapping[str, Tensor]) -> Counts:
+        """Return what one batch takes but for memory; of `inputs` the shapes alone are looked at."""
+        model = self.sweep.model
+        facts = facts_of(model)
+        shape, targets = facts.shape(inputs), facts.targets(metrics)
+        total, known = Counts(), dict[Pass, Counts]()
+        for one in self._passes(len(metrics)):
+            if one not in known:
+                behind = [name for name in model.behind(one.nodes, targets) if name not in one.given]
+                flops = flops_forward(shape, behind) + one.backwards * flops_backward(shape, behind)
+                evaluations = (1 + one.backwards) * len(behind) + one.beside
+                known[one] = Counts(1, one.backwards, evaluations, flops)
+            total += known[one]
+        return total
+
+    def _passes(self, metrics: int) -> Iterator[Pass]:
+        """Yield every recorded pass."""
+        cells, name = self.cells, self.method.name
+        if isinstance(cells, EdgeTable):
+            yield from self._edge_passes(cells, metrics)
+        elif name == "atp*":
+            star = StarCells(cells.model, cells.cells)
+            beside = sum(map(star.computed_for, star.softmaxed))
+            yield Pass(star.nodes, metrics * (1 + len(star.layers)), beside=beside)
+        elif name == "ig":
+            for found in cells.sites.values():
+                for _ in range(self.steps):
+                    yield Pass((found.node,), metrics, (found.node,))
+        else:
+            yield Pass(cells.nodes, metrics)
+
+    def _edge_passes(self, table: EdgeTable, metrics: int) -> Iterator[Pass]:
+        name = self.method.name
+
+        def one(given: tuple[str, ...] = (), of: range | None = None) -> Pass:
+            entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
+            others = [slot for slot in table.others if slot.entry in entries]
+            beside = sum(
+                2 * slot.heads * table.facts[slot.entry].readers.count(slot.entry, (slot.slot,))
+                for slot in others
+            )
+            nodes = (*given, *entries, *(slot.node for slot in others))
+            return Pass(nodes, metrics, given, metrics * beside)
+
+        yield one()
+        along = lines(table, name) if self.method.default_steps is not None else []
+        for line in along[:1] if name == "eap-ig" else along:
+            for _ in range(1, self.steps):
+                yield one((line.node,), None if name == "eap-ig" else line.writers)
+
+    def full_counts(self, piece: Piece) -> tuple[int, int]:
+        """Return the node evaluations and FLOPs of a full forward for each world of a piece."""
+        model, inputs = self.sweep.model, self._inputs(piece.number)
+        if piece.rows is not None:
+            inputs = rows_of(model, inputs, piece.rows)
+        names = [record.name for record in model.program.records]
+        each = sum(map(facts_of(model).shape(inputs).costs.flops, names))
+        return len(self.sweep.cells) * len(names), len(self.sweep.cells) * each
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def peak_bytes(self) -> int:
+        """Return the most that a piece holds at a time."""
+        return max(map(self.peak_of, self.pieces))
+
+    def peak_of(self, piece: Piece) -> int:
+        """Return the most that a piece holds at a time beside the model and the runs that were given.
+
+        Its passes are rehearsed, once for inputs of one shape.
+        """
+        sweep, model, cells, method = self.sweep, self.sweep.model, self.cells, self.method
+        key = self._alike(piece)
+        known: dict[Hashable, tuple[object, int]] = vars(model).setdefault(_PEAKS, {})
+        if key in known and known[key][0] is sweep.cells:
+            return known[key][1]
+        batch = _untouched(model, piece.batch(sweep))
+
+        def compute() -> None:
+            own, spec = _untouched(model, batch), piece.spec(sweep)
+            with ExitStack() as trusting:
+                for run in own.runs:
                     trusting.enter_context(run.trusted())
-            work = Work(own, spec, SweepLedger(), cells.reads, Sums(()), is_one_pass=method.is_one_pass)
-            method.scores(work, cells, min(steps, ENOUGH))
+                work = Work(own, spec, SweepLedger(), cells.reads, Sums(()), is_one_pass=method.is_one_pass)
+                method.scores(work, cells, min(self.steps, ENOUGH))
 
-    # What is found out about the model, and kept with it, is found out before: it would count once only.
-    peak_of(compute)
-    found = peak_of(compute)
-    if key is not None:
-        if len(known) >= KNOWN:
-            known.clear()
-        known[key] = sweep.cells, found
-    return found
+        # What is found out about the model, and kept with it, is found out before: it would count once only.
+        peak_of(compute)
+        found = peak_of(compute)
+        if key is not None:
+            if len(known) >= KNOWN:
+                known.clear()
+            known[key] = sweep.cells, found
+        return found
 
-
-def _alike(sweep: Sweep, method: Method, cells: Cells, steps: int, piece: Piece) -> Hashable | None:
-    """All that the memory of a piece depends on, beside the cells; None where that is not known."""
-    base, source = sweep._batches.given(piece.number)
-    runs = [one for one in (base, source) if isinstance(one, Mapping)]
-    if len(runs) < 2 - (isinstance(source, str) and source == "zero"):
-        return None
-    spec, facts = piece.spec(sweep), facts_of(sweep.model)
-    given = [sweep.model.signature.bind((), one) for one in runs]
-    shapes = [tuple((name, tuple(value.shape)) for name, value in one.items()) for one in given]
-    tails = [tail_of(facts, spec.metrics, one) for one in given]
-    metrics = tuple(
-        (one.described[0], one.pos, one.output) if one.described and not one.whole else one
-        for one in spec.metrics
-    )
-    rows = None if piece.rows is None else len(piece.rows)
-    taken = method.name, min(steps, ENOUGH), rows, len(spec.tokens), metrics, *shapes, *tails
-    is_known = len(cells.projections) if isinstance(cells, EdgeTable) else 0
-    return id(sweep.cells), is_known, taken
+    def _alike(self, piece: Piece) -> Hashable | None:
+        """All that the memory of a piece depends on, beside the cells; None where that is not known."""
+        sweep, cells = self.sweep, self.cells
+        base, source = sweep._batches.given(piece.number)
+        runs = [one for one in (base, source) if isinstance(one, Mapping)]
+        if len(runs) < 2 - (isinstance(source, str) and source == "zero"):
+            return None
+        spec, facts = piece.spec(sweep), facts_of(sweep.model)
+        given = [sweep.model.signature.bind((), one) for one in runs]
+        shapes = [tuple((name, tuple(value.shape)) for name, value in one.items()) for one in given]
+        tails = [tail_of(facts, spec.metrics, one) for one in given]
+        metrics = tuple(
+            (one.described[0], one.pos, one.output) if one.described and not one.whole else one
+            for one in spec.metrics
+        )
+        rows = None if piece.rows is None else len(piece.rows)
+        taken = self.method.name, min(self.steps, ENOUGH), rows, len(spec.tokens), metrics, *shapes, *tails
+        is_known = len(cells.projections) if isinstance(cells, EdgeTable) else 0
+        return id(sweep.cells), is_known, taken
 
 
 def _untouched(model: Captured, batch: Batch) -> Batch:
@@ -478,8 +554,8 @@ def _untouched(model: Captured, batch: Batch) -> Batch:
         held = {name: world.demand(name) for name in names if not world.is_stale(name)}
         return Run(model, World.partial(model.graph, held), run._sizes, run.inputs)
 
-    for run in (batch.base, batch.source):
-        if run is not None and run not in made:
+    for run in batch.runs:
+        if run not in made:
             made[run] = same(run)
     source = None if batch.source is None else made[batch.source]
     put = batch.intervention
@@ -496,137 +572,3 @@ def rows_of(model: Captured, inputs: Mapping[str, Tensor], rows: range) -> dict[
             if str(size) in batch and leaf.name in found:
                 found[leaf.name] = found[leaf.name].narrow(dim, rows.start, len(rows))
     return found
-
-
-def _inputs(sweep: Sweep, number: int) -> Mapping[str, Tensor]:
-    """The inputs of a batch's base. What makes its runs when asked is asked for them."""
-    base, _ = sweep._batches.given(number)
-    if isinstance(base, Reading):
-        return base.inputs
-    if isinstance(base, Mapping):
-        return sweep.model.signature.bind((), base)
-    return sweep.batch(number).base.inputs
-
-
-def _obstacle(sweep: Sweep, number: int) -> str:
-    """Why a batch cannot be cut into fewer prompts; empty where it can."""
-    model, whole = sweep.model, sweep.batch(number)
-    if model.batch_is_fixed or not model.program.dimensions.batch:
-        return "the model's batch is of one size"
-    for name, run in (("base", whole.base), ("source", whole.source)):
-        if run is not None and not isinstance(run, Run):
-            return f"the {name} is a world with patches. Give the prompts one by one, as a list of bases"
-    put = whole.intervention
-    if whole.source is None and put.described != ("zero",):
-        return (
-            f"what {put.name} puts in may depend on all prompts. Give a list of bases, of a few prompts each"
-        )
-    for metric in whole.metrics:
-        if metric.whole or (metric.prompts is not None and metric.of_prompts is None):
-            return (
-                f"the metric {metric.name!r} is a function of all prompts' outputs. Give a list of bases, of "
-                "a few prompts each"
-            )
-    return ""
-
-
-def full_counts(sweep: Sweep, piece: Piece) -> tuple[int, int]:
-    """The node evaluations and FLOPs of a full forward for each world of a piece."""
-    model, inputs = sweep.model, _inputs(sweep, piece.number)
-    if piece.rows is not None:
-        inputs = rows_of(model, inputs, piece.rows)
-    names = [record.name for record in model.program.records]
-    each = sum(map(facts_of(model).shape(inputs).costs.flops, names))
-    return len(sweep.cells) * len(names), len(sweep.cells) * each
-
-
-def part_of(sweep: Sweep, method: Method, cells: Cells, steps: int, piece: Piece, rows: range) -> Piece:
-    """Some prompts of a piece. Raises SweepError where it cannot be cut."""
-    reason = _obstacle(sweep, piece.number)
-    if reason:
-        raise SweepError(f"batch {piece.number} cannot be cut into fewer prompts: {reason}.")
-    inputs = _inputs(sweep, piece.number)
-    spec = replace(sweep.spec, metrics=sweep._batches.metrics(piece.number))
-    own = rows_of(sweep.model, inputs, rows)
-    return Piece(piece.number, rows, counts_of(method, cells, spec, own, steps))
-
-
-def rows_in(sweep: Sweep, piece: Piece) -> range:
-    """The prompts of a piece, by their numbers in its batch."""
-    if piece.rows is not None:
-        return piece.rows
-    return range(facts_of(sweep.model).read.prompts(_inputs(sweep, piece.number)))
-
-
-def prompts_at_once(pieces: Sequence[Piece]) -> int | None:
-    """The most prompts of a piece that is a part of a batch; None where batches are whole."""
-    return max((len(one.rows) for one in pieces if one.rows is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is estimated, how, and in which pieces."""
-
-    sweep: Sweep
-    method: Method
-    cells: Cells
-    steps: int
-    max_memory: int | None
-    pieces: tuple[Piece, ...]
-
-    @classmethod
-    def of(cls, sweep: Sweep, method: str, steps: int | None, max_memory: int | str | None) -> Asked:
-        """What a sweep would find, to be estimated by a method. Raises SweepError for what cannot be."""
-        sweep.model.expect_program("attribute effects")
-        chosen, budget = method_of(method), as_bytes(max_memory)
-        count = chosen.steps(steps)
-        cells = chosen.cells(sweep.model, sweep.cells)
-        return cls(sweep, chosen, cells, count, budget, pieces_of(sweep, chosen, cells, count, budget))
-
-    @property
-    def described(self) -> str:
-        """The method in words."""
-        return self.method.described(self.steps)
-
-    @property
-    def plan(self) -> AttributionPlan:
-        """What it takes."""
-        return AttributionPlan(
-            self.described,
-            len(self.sweep.cells),
-            self.sweep.batches,
-            len(self.pieces),
-            prompts_at_once(self.pieces),
-            self.max_memory,
-            sum((piece.counts for piece in self.pieces), Counts()),
-            self.peak_bytes,
-        )
-
-    def peak_bytes(self) -> int:
-        """Return the most that a piece holds at a time."""
-        return max(self.peak_of(piece) for piece in self.pieces)
-
-    def peak_of(self, piece: Piece) -> int:
-        """Return the most that this piece holds at a time."""
-        return peak_bytes(self.sweep, self.method, self.cells, self.steps, piece)
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """The method, as provenance says it."""
-        steps = {} if self.method.default_steps is None else {"steps": self.steps}
-        return {"method": self.method.name, **steps}
-
-    def stored(self, weights: Contents) -> Request:
-        """What a store has to know of it."""
-        sweep = self.sweep
-
-        def identity() -> dict[str, Any]:
-            own = provenance(sweep.model, sweep.spec, sweep._given, weights.whole, strict=True)
-            at_once = prompts_at_once(self.pieces)
-            return {**own, "attribution": self.said, "prompts at once": at_once or "all"}
-
-        def order() -> list[str]:
-            return [cell.name for cell in sweep.cells]
-
-        device = facts_of(sweep.model).device
-        return Request(len(sweep.cells), len(self.pieces), identity, order, device, "attribution")

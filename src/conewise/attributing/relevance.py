@@ -43,7 +43,7 @@ Ruled = Callable[[Callable[..., Any], Sequence[Any], Any], Any]
 """A record's value by its rule: of the operation, what it reads, and the value that relevance goes to."""
 
 SCALES = frozenset({"rsqrt", "sqrt", "std", "var", "linalg_vector_norm", "norm"})
-"""What norms divide by: a constant on the way back."""
+"""The operations of a norm's divisor: constants on the way back."""
 
 _LINEAR = (
     LINEAR
@@ -129,7 +129,7 @@ class Relevance:
         return record.op in SCALES
 
     def _varying(self, record: Record) -> list[str]:
-        """What a record reads that depends on the inputs, and is no constant on the way back."""
+        """Return the inputs of a record that vary, and are no constants on the way back."""
         varying, cut = self._program.varying, self._cut.get(record.name, frozenset())
         return [name for name in record.inputs if name in varying and name not in cut]
 
@@ -158,7 +158,7 @@ class Relevance:
                 self._note_activation(name, root, inside, affine)
 
     def _is_affine(self, record: Record, own: Sequence[str]) -> bool:
-        """Whether an operation on single values is affine in what varies."""
+        """Return True if an operation on single values is affine in what varies."""
         if record.op in SCALINGS | {"divide"}:
             named = [arg.name for arg in record.args if isinstance(arg, Ref)]
             count = sum(name in own for name in named)
@@ -191,7 +191,7 @@ class Relevance:
         return found
 
     def _found_carrying(self) -> set[str]:
-        """What depends on inputs by more than constants."""
+        """Return the values that depend on inputs by more than constants."""
         found = {leaf.name for leaf in self._program.inputs}
         for record in self._program.records:
             entry = self.entries.get(record.name)
@@ -237,7 +237,7 @@ class Relevance:
 
 
 def _factors(record: Record) -> set[str]:
-    """What a product multiplies, without what it adds."""
+    """Return the factors of a product, without what it adds."""
     args = record.args[1:3] if record.op in BIASED_PRODUCTS else record.args
     return {leaf.name for leaf in _refs(args)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,7 @@ from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.gradients import Branch, Measured, Narrow, Recorded, Tape
 from conewise.runs.interventions import as_intervention
-from conewise.runs.metrics import Metric, fetched
+from conewise.runs.metrics import fetched
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, PassRun
 from conewise.sweeps.execution.batch import Batch
@@ -31,7 +31,7 @@ _RELEVANCE = "_relevance"
 
 
 class Work:
-    """What attribution computes for one batch: passes over parts of the base's program, recorded.
+    """The recorded passes of an attribution over parts of the base's program, for one batch.
 
     Runs that were given as inputs are computed here, and of their values those of `reads` are kept. With
     `is_one_pass`, one forward alone is recorded, which is the base's own: with the source's and a backward
@@ -62,11 +62,7 @@ class Work:
         self.flops = self.forwards = self.backwards = 0
         self._batch, self._reads = batch, tuple(dict.fromkeys(reads))
         self._is_one_pass = is_one_pass
-        tails = [
-            tail_of(self.facts, self.metrics, run.inputs)
-            for run in (batch.base, batch.source)
-            if run is not None
-        ]
+        tails = [tail_of(self.facts, self.metrics, run.inputs) for run in batch.runs]
         self._narrowest = narrowest(self.model, spec, self.shape, max(tails))
         self._narrow: Narrow | None = None
         self._numbers: dict[str, Tensor] = {}
@@ -79,7 +75,7 @@ class Work:
     def batch(self) -> Batch:
         """The base and what is put into it, computed as far as they are read."""
         self._compute_source()
-        if self._is_one_pass and _is_inputs(self._batch.base):
+        if self._is_one_pass and isinstance(self._batch.base, InputRun):
             self._replace(base=self._forward(self._batch.base, "base"))
         return self._batch
 
@@ -90,7 +86,7 @@ class Work:
 
     @property
     def has_source(self) -> bool:
-        """Whether what is put there are the values of another run."""
+        """True if the values of another run are put in."""
         return self._batch.source is not None and self._batch.intervention.is_run
 
     def read(self, name: str) -> Any:
@@ -111,7 +107,7 @@ class Work:
 
     def _compute_source(self) -> None:
         source = self._batch.source
-        if source is not None and _is_inputs(source):
+        if source is not None and isinstance(source, InputRun):
             self._replace(source=self._forward(source, "source"))
 
     def _forward(self, run: Reading, which: str) -> PassRun:
@@ -129,7 +125,8 @@ class Work:
     ) -> PassRun:
         """A run with the values that a pass has of it, those of which it computed all; its metrics."""
         assert isinstance(run, InputRun)
-        own = {name: _detached(values[name]) for name in (*self._reads, *self.targets)}
+        kept = ((name, values[name]) for name in (*self._reads, *self.targets))
+        own = {name: one.detach() if isinstance(one, Tensor) else one for name, one in kept}
         with torch.no_grad():
             rows = [tape.applied(metric, own, run.inputs, narrow)[0] for metric in self.metrics]
         self._numbers[which] = torch.stack(
@@ -145,7 +142,7 @@ class Work:
         self._batch = replace(old, base=base or old.base, source=source or old.source, intervention=put)
 
     def _tape_of(self, run: Reading) -> Tape:
-        if not _is_inputs(run) or (run is self._batch.base and not self._is_one_pass):
+        if not isinstance(run, InputRun) or (run is self._batch.base and not self._is_one_pass):
             return run._tape()
         weights, inputs, sizes = self.model.program.source_values, run.inputs, run._sizes
 
@@ -173,7 +170,7 @@ class Work:
         if relevance is not None:
             relevance.expect(nodes, behind)
         self._expect_apart(behind)  # may compute the base
-        is_first = self._is_one_pass and not given and _is_inputs(self._batch.base)
+        is_first = self._is_one_pass and not given and isinstance(self._batch.base, InputRun)
         also = (*keep, *self._reads) if is_first else tuple(keep)
         self._tape = tape if is_first else self.base._tape()
         self._narrow = self._narrowed((*nodes, *also))
@@ -191,12 +188,14 @@ class Work:
             self._replace(base=self._noted(base, "base", tape, values, self._narrow))
         self._behind, self.forwards = behind, self.forwards + 1
         self.flops += flops_forward(self.shape, behind)
-        self._count(len(behind))
+        self.count(len(behind))
         return values
 
-    def measure(self, metric: Metric, values: Recorded) -> Measured:
-        """A metric of the values of the last pass."""
-        return self._tape.measure(metric, values, self.inputs, self._narrow)
+    def measured(self, values: Recorded) -> Iterator[tuple[Measured, bool]]:
+        """Yield each metric of the values of the last pass, one after another, and whether it is the last."""
+        for number, metric in enumerate(self.metrics):
+            measured = self._tape.measure(metric, values, self.inputs, self._narrow)
+            yield measured, number == len(self.metrics) - 1
 
     def gradients(
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True
@@ -204,7 +203,7 @@ class Work:
         """A backward pass through the last forward pass."""
         self.backwards += 1
         self.flops += flops_backward(self.shape, self._behind)
-        self._count(len(self._behind))
+        self.count(len(self._behind))
         return self._tape.gradients(measured, values, is_last=is_last)
 
     def relevance(self) -> Relevance:
@@ -219,15 +218,12 @@ class Work:
         return known[self.targets]
 
     def count(self, evaluations: int) -> None:
-        """Count what was computed beside passes."""
-        self._count(evaluations)
-
-    def _count(self, evaluations: int) -> None:
+        """Count nodes that were computed."""
         self.ledger.node_evaluations += evaluations
         self.ledger.launches += evaluations
 
     def _narrowed(self, kept: Collection[str]) -> Narrow | None:
-        """How much of the metrics' output is computed, where all of it is not asked for otherwise."""
+        """Return the part of the metrics' output that suffices; None where all of it is computed."""
         narrow = self._narrowest
         if narrow is None or narrow.target in kept or self._batch.base._edits_at(narrow.target):
             return None
@@ -282,12 +278,3 @@ def flops_backward(shape: ShapeFacts, behind: Collection[str]) -> int:
         max(1, sum(1 for one in records[name].inputs if one in inside)) * shape.costs.flops(name)
         for name in behind
     )
-
-
-def _is_inputs(run: Reading) -> bool:
-    """Whether a run was given as inputs; whether somebody has read it meanwhile must not matter."""
-    return isinstance(run, InputRun)
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value

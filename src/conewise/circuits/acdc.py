@@ -43,8 +43,8 @@ from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.storage.codec import decoded
 from conewise.sweeps.storage.provenance import Identifying, differences, model_digest, run_digest
-from conewise.sweeps.storage.result_data import decoded
 from conewise.templates import bars, folded, heading, shown
 from conewise.threads import Turn, one_thread
 

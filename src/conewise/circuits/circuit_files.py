@@ -12,7 +12,7 @@ from conewise.anatomy.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWrit
 from conewise.circuits.circuit_data import CircuitData, Decision, checked_scores
 from conewise.errors import CircuitError
 from conewise.files import KIND, Format, is_there, parse_json, read_bounded, write_whole
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.codec import decoded
 
 METHOD = "read from EAP-IG"
 MOST_HEADS = 100_000

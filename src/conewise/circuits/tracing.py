@@ -40,7 +40,7 @@ from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.codec import decoded
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import note, shown
 from conewise.text.tokens import AnswerReader, subject_positions

@@ -20,7 +20,7 @@ from conewise.cli.commands import (
     tracing,
 )
 from conewise.cli.failing import Commands
-from conewise.cli.options import MARKUP, help_text
+from conewise.cli.options import MARKUP, SUBCOMMANDS, help_text
 
 HELP = """Take a trained network apart, and pay only for what each change touches.
 
@@ -86,5 +86,7 @@ def conewise(
     del version, debug  # the one is answered at once, the other is read by `Commands`
 
 
-for module in (sweeping, circuit_finding, inspecting, tracing, reporting, tasks, demo, schemas):
-    module.register(app)
+COMMANDS = (sweeping, circuit_finding, inspecting, tracing, reporting, tasks, demo, schemas)
+MODULES = [one.__name__ for one in COMMANDS]
+for name, function, text, line in sorted(SUBCOMMANDS, key=lambda one: MODULES.index(one[1].__module__)):
+    app.command(name, help=text, short_help=line)(function)

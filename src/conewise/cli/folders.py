@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError, shell_command
-from conewise.cli.output import expect_writable
+from conewise.cli.output import expect_writable, plain
 from conewise.errors import CircuitError, SweepError
 from conewise.files import Format, is_leftover, is_there, read_json, write_whole
 from conewise.report.story import STORY, Story, damaged
 from conewise.sweeps.result import Result, load_result
-from conewise.sweeps.storage.archive import MANIFEST, VALUES, save
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.archive import MANIFEST, VALUES, is_result, save
+from conewise.sweeps.storage.codec import decoded
+from conewise.sweeps.storage.provenance import differences
 
 if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
@@ -69,31 +70,25 @@ def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
 
     Raises SweepError when there is no result, or when something in the folder is damaged.
     """
-    folder = Path(folder)
+    from conewise.report.folded import Folded
+
     result = load_result(folder)
-    return result, result.story, _folded(folder / FOLDED)
+    return result, result.story, _read(Path(folder) / FOLDED, Folded)
 
 
 def read_inside(folder: str | Path) -> Inside | None:
     """The inside of the base run in a folder, where it was kept. Raises SweepError when it is damaged."""
-    path = Path(folder) / INSIDE
-    if not path.exists():
-        return None
     from conewise.report.inside import Inside
 
-    try:
-        return Inside.from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, ValueError, SweepError) as error:
-        raise damaged(path, error) from None
+    found: Inside | None = _read(Path(folder) / INSIDE, Inside)
+    return found
 
 
-def _folded(path: Path) -> Folded | None:
+def _read(path: Path, kind: Any) -> Any:
     if not path.exists():
         return None
-    from conewise.report.folded import Folded
-
     try:
-        return Folded.from_json(path.read_text(encoding="utf-8"), str(path))
+        return kind.from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
         raise damaged(path, error) from None
 
@@ -124,10 +119,8 @@ class FoundCircuit:
 
     def write(self, folder: Path) -> None:
         """Keep it in a folder; the circuit goes last, so that a folder with one has the rest too."""
-        from conewise.files import write_whole
-
-        measured = {"evaluation": _plain(asdict(self.evaluation)), "curve": _plain(asdict(self.curve))}
-        text = json.dumps({**FORMAT.header(), **measured}, indent=2)
+        measured = {"evaluation": asdict(self.evaluation), "curve": asdict(self.curve)}
+        text = json.dumps(plain({**FORMAT.header(), **measured}), indent=2)
         try:
             write_whole(folder / CIRCUIT_STORY, f"{self.story.to_json()}\n".encode())
             write_whole(folder / MEASURED, f"{text}\n".encode())
@@ -171,15 +164,6 @@ def read_circuit(folder: Path) -> FoundCircuit:
             f"Search again in another folder; the circuit itself is in {CIRCUIT}."
         ) from None
     return FoundCircuit(circuit, evaluation, curve, story)
-
-
-def _plain(value: Any) -> Any:
-    """The value with null for NaN."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _evaluation(found: Any, kind: type[Evaluation]) -> Evaluation:
@@ -248,17 +232,15 @@ class StoredRun:
 
     def begin(self, described: dict[str, Any], command: list[str]) -> None:
         """Write down what is asked, as plain values; where a run goes on, refuse another question."""
-        body = {**QUESTION_FORMAT.header(), **asdict(StoredQuestion(tuple(_begun(command)), described))}
+        begun = [word for word in command if word != "--resume"]
+        body = {**QUESTION_FORMAT.header(), "command": begun, "question": described}
         if self._known is None:
-            from conewise.files import write_whole
-
             text = json.dumps(body, indent=2, ensure_ascii=False)
             try:
                 write_whole(self.folder / QUESTION, f"{text}\n".encode())
             except OSError as error:
                 raise CommandError(f"{self.folder / QUESTION} cannot be written: {error.strerror}.") from None
             return
-        from conewise.sweeps.storage.provenance import differences
 
         found = differences(self._known.question, json.loads(json.dumps(body["question"])))
         if found:
@@ -273,9 +255,6 @@ class StoredRun:
         self, result: Result, story: Story, folded: Folded | None, inside: Inside | None = None
     ) -> None:
         """Keep the result; one that is there already must be the same."""
-        from conewise.sweeps.result import load_result
-        from conewise.sweeps.storage.archive import is_result
-
         if not is_result(self.folder):
             # What is there of it was left by a process that died while it wrote.
             write_run(self.folder, result, story, folded, inside, unfinished=True)
@@ -291,8 +270,6 @@ def read_question(folder: Path) -> StoredQuestion | None:
     path = folder / QUESTION
     if not is_there(path, Path.exists):
         return None
-    from conewise.sweeps.storage.result_data import decoded
-
     try:
         found: StoredQuestion = decoded(
             QUESTION_FORMAT.expect(read_json(path), str(path)), StoredQuestion, "it"
@@ -300,7 +277,3 @@ def read_question(folder: Path) -> StoredQuestion | None:
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} cannot be understood: {error}. Give another folder.") from None
     return found
-
-
-def _begun(command: list[str]) -> list[str]:
-    return [word for word in command if word != "--resume"]

@@ -9,9 +9,11 @@ from enum import StrEnum
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import typer
+
+C = TypeVar("C", bound=Callable[..., None])
 
 PROMPTS = "The prompts"
 CHANGE = "What is changed and read"
@@ -19,6 +21,20 @@ FINDING = "How it is found"
 RUNNING = "Running"
 OUTPUT = "Output"
 LOADING = "The model"
+
+
+SUBCOMMANDS: list[tuple[str, Callable[..., None], str, str]] = []
+"""The commands: the name, what the parser calls, the help, and one line of it."""
+
+
+def subcommand(name: str, text: str, line: str) -> Callable[[C], C]:
+    """Make a function a command of this name, with its help and a line about it."""
+
+    def made(function: C) -> C:
+        SUBCOMMANDS.append((name, flat(function), help_text(text), line))
+        return function
+
+    return made
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from conewise.jobs.progress import Told, Workers
+    from conewise.jobs.progress import ProgressCallback
+    from conewise.jobs.scheduling import FleetLedger
     from conewise.report.story import Story
     from conewise.status import Phases
     from conewise.sweeps.planning.plan import SweepPlan
@@ -68,12 +69,13 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def stdout() -> Console:
-    """Where people read results. Without a terminal: plain text, lines as long as they are."""
+def stdout(*, quiet: bool = False) -> Console:
+    """Return where people read results. Without a terminal: plain text, lines as long as they are."""
     from rich.console import Console
 
     is_watched = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not is_watched, width=None if is_watched else PLENTY)
+    width = None if is_watched else PLENTY
+    return Console(highlight=False, soft_wrap=not is_watched, width=width, quiet=quiet)
 
 
 def table(title: str, columns: Sequence[str], *, right: Iterable[int] = ()) -> Table:
@@ -167,8 +169,8 @@ class CellCounter:
     def __init__(self, status: Status, is_shown: bool) -> None:
         self._status, self._is_shown = status, is_shown
         self._told_at = -math.inf
-        self._workers: Workers | None = None
-        self.advance: Told | None = None
+        self._workers: FleetLedger | None = None
+        self.advance: ProgressCallback | None = None
         self.done = 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -185,17 +187,13 @@ class CellCounter:
     def follow(self, phases: Phases) -> None:
         """Show the phase that is under way in the bar."""
         if self.advance is not None:
-            from conewise.jobs.progress import follow
+            self.advance.follow(phases)
 
-            follow(self.advance, phases)
-
-    def follow_workers(self, workers: Workers) -> None:
+    def follow_workers(self, workers: FleetLedger) -> None:
         """Show what workers do in the bar, or in the lines."""
         self._workers = workers
         if self.advance is not None:
-            from conewise.jobs.progress import follow_workers
-
-            follow_workers(self.advance, workers)
+            self.advance.follow_workers(workers)
 
 
 def progress_for(status: Status, wanted: bool | None) -> bool | Callable[[int, int], None] | None:

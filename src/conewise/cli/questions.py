@@ -85,11 +85,8 @@ class ModelName:
                 device=self.how.device,
                 attn_implementation=self.how.attention,
                 trust_remote_code=self.how.trust_remote_code,
-                progress=status if self._may_take_long() else None,
+                progress=status if self.name != "tiny" else None,
             )
-
-    def _may_take_long(self) -> bool:
-        return self.name != "tiny"
 
     def capture(self, status: Status) -> Model:
         """The model, captured without a prompt."""
@@ -215,7 +212,7 @@ def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
 
 def simulated(question: Question, options: FleetOptions, running: RunOptions) -> dict[str, Any]:
     """Return what workers would take, from the plan of each group of prompts and this machine's rates."""
-    from conewise.jobs.simulation import Rates, shares_of, simulate, worth_having
+    from conewise.jobs.scheduling import Rates, shares_of, simulate, worth_having
 
     if options.workers is None:
         raise CommandError("--simulate of how many workers? Say so with --workers N.")

@@ -207,16 +207,6 @@ class Walk:
 # -- tensors and arrays ----------------------------------------------------------------------------
 
 
-def tensor_text(walk: Walk, value: torch.Tensor) -> str:
-    """Identify a tensor by its numbers; of a class of its own, by what that adds."""
-    if value.is_meta or value.layout is not torch.strided or value.is_quantized:
-        raise walk.refused(f"a tensor whose numbers cannot be read ({value.layout}, on {value.device})")
-    digest = f"tensor {_digest(value.resolve_conj().resolve_neg())}"
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return digest
-    return short(f"{walk.at('class', type(value))} {digest}", walk.attributes(vars(value)))
-
-
 def _digest(tensor: torch.Tensor) -> str:
     """Return a digest of a tensor's numbers; a large tensor that has not changed is read once."""
     if tensor.nbytes < 1 << 20:
@@ -225,21 +215,6 @@ def _digest(tensor: torch.Tensor) -> str:
     if known not in _TENSOR_DIGESTS:
         _TENSOR_DIGESTS[known] = inputs_digest({"": tensor})[:16]
     return _TENSOR_DIGESTS[known]
-
-
-def array_text(walk: Walk, value: np.ndarray[Any, Any]) -> str:
-    """Identify a numpy array by its numbers or objects."""
-    if type(value) not in (np.ndarray, np.memmap):
-        return object_text(walk, value)
-    if value.dtype.hasobject:
-        return short(f"array {value.shape}", walk.items(value.ravel().tolist()))
-    data = np.ascontiguousarray(value).tobytes()
-    return f"array {value.shape} {sha(f'{value.dtype.descr}{hashlib.sha256(data).hexdigest()}')}"
-
-
-def number_text(walk: Walk, value: np.generic) -> str:
-    """Identify a number of numpy."""
-    return f"{value.dtype} {value.item()!r}" if not value.dtype.hasobject else object_text(walk, value)
 
 
 # -- functions -------------------------------------------------------------------------------------
@@ -374,46 +349,6 @@ def _constant(value: object) -> str:
     return repr(value)
 
 
-def builtin_text(walk: Walk, value: Any) -> str:
-    """Identify a built-in function by its name and what it is bound to."""
-    owner = getattr(value, "__self__", None)
-    name = f"{getattr(value, '__module__', None)}.{value.__qualname__}"
-    if owner is None or isinstance(owner, types.ModuleType):
-        library = library_of_name(str(value.__module__))
-        if not library or reached(value.__module__, value.__name__) is not value:
-            raise walk.refused(f"the built-in function {name}, of which the code cannot be seen")
-        return f"{name} of {library}"
-    return short(name, walk.at("self", owner))
-
-
-def partial_text(walk: Walk, value: functools.partial[Any]) -> str:
-    """Identify a partial function by what it was given."""
-    parts = {"function": value.func, "keywords": value.keywords, **vars(value)}
-    parts |= {f"argument {index}": item for index, item in enumerate(value.args)}
-    return short("partial", walk.attributes(parts))
-
-
-def operation_text(walk: Walk, value: Any) -> str:
-    """Identify an operation of torch by its name."""
-    name = str(value)
-    if name.partition(".")[0] not in {"aten", "prim", "prims"}:
-        raise walk.refused(f"the operation {name}, of which the code cannot be seen")
-    return f"operation {name}"
-
-
-def ufunc_text(walk: Walk, value: np.ufunc) -> str:
-    """Identify a ufunc of numpy by its name."""
-    if getattr(np, value.__name__, None) is not value:
-        raise walk.refused(f"the ufunc {value.__name__}, of which the code cannot be seen")
-    return f"numpy.{value.__name__} of {library_of_module(np)}"
-
-
-def held_function_text(walk: Walk, value: Any) -> str:
-    """Identify `staticmethod`, `classmethod` and `cached_property` around a function."""
-    function = value.func if isinstance(value, functools.cached_property) else value.__func__
-    return short(type(value).__name__, walk.at("function", function))
-
-
 def compiled(value: object) -> object:
     """Return what `torch.compile` was given, if `value` is what it returned; else None."""
     held = getattr(value, "__dict__", {})
@@ -434,18 +369,6 @@ def module_text(walk: Walk, value: types.ModuleType) -> str:
     return short(f"module {value.__name__}", walk.attributes(own))
 
 
-def class_text(walk: Walk, value: type) -> str:
-    """Identify a library's class by its name and what was put into it, a user's by all that it has."""
-    library = library_of_name(home_of(value))
-    if library and reached(value.__module__, value.__qualname__) is value:
-        changed = {name: item for name, item in vars(value).items() if is_foreign(item)}
-        return short(f"{value.__module__}.{value.__qualname__} of {library}", walk.attributes(changed))
-    own = {name: item for name, item in vars(value).items() if name not in NOT_COMPUTED}
-    above = (type(value), *value.__bases__)
-    parts = [walk.at(f"class {index}", one) for index, one in enumerate(above)]
-    return short(f"class {value.__name__}", f"{', '.join(parts)}: {walk.attributes(own)}")
-
-
 def object_text(walk: Walk, value: Any) -> str:
     """Identify an instance by its class and all that it holds."""
     kind = type(value)
@@ -455,7 +378,7 @@ def object_text(walk: Walk, value: Any) -> str:
         return short(kind.__name__, walk.items(_columns(value)))
     library = library_of_name(home_of(kind))
     if library and hasattr(kind, "__next__"):
-        return used_up_text(walk, value)
+        raise _used_up(walk, value)
     parts = [walk.at("class", kind)]
     if isinstance(value, BUILT_IN):
         parts.append(walk.at("contents", contents_of(value)))
@@ -491,82 +414,98 @@ def _columns(table: Any) -> Iterator[object]:
         yield [name, str(column.dtype), column.tolist()]
 
 
-def graph_text(walk: Walk, value: fx.GraphModule) -> str:
-    """Identify a graph module of torch by its code and what it holds."""
-    own = {**value._parameters, **value._buffers, **value._modules}
-    return short(f"graph {sha(value.code)}", walk.attributes(own))
+def _used_up(walk: Walk, value: object) -> IdentityError:
+    """Return the error of what can be read only once."""
+    return walk.refused(f"a {type(value).__name__}, which is used up as it is read")
 
 
-def used_up_text(walk: Walk, value: object) -> str:
-    """Refuse what can be read only once."""
-    raise walk.refused(f"a {type(value).__name__}, which is used up as it is read")
+# -- the identity of a value, by its type ------------------------------------------------------------
 
-
-# -- which of these describes a value --------------------------------------------------------
-
-_TORCH_OPERATIONS = tuple(
-    kind
-    for kind in (getattr(torch._ops, name, None) for name in ("OpOverload", "OpOverloadPacket"))
-    if kind is not None
-)
-
-_DESCRIPTORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-
-_DESCRIBED: list[tuple[Any, Callable[[Walk, Any], str]]] = [
-    (Keyed, lambda _, value: f"key {value.key!r}"),
-    (torch.Tensor, tensor_text),
-    (np.ndarray, array_text),
-    (np.generic, number_text),
-    (types.ModuleType, module_text),
-    (types.FunctionType, function_text),
-    (
-        types.MethodType,
-        lambda walk, value: short(
-            "method", f"{walk.at('method', value.__func__)}, {walk.at('self', value.__self__)}"
-        ),
-    ),
-    (types.CodeType, lambda _, value: _code(value)),
-    (functools.partial, partial_text),
-    (
-        type(functools.lru_cache(len)),
-        lambda walk, value: short(type(value).__name__, walk.at("function", value.__wrapped__)),
-    ),
-    (_TORCH_OPERATIONS, operation_text),
-    (fx.GraphModule, graph_text),
-    (np.ufunc, ufunc_text),
-    (
-        (torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, PurePath),
-        lambda _, value: f"{type(value).__name__} {value!s}",
-    ),
-    ((type(threading.Lock()), type(threading.RLock())), lambda _, value: f"lock {type(value).__name__}"),
-    (type, class_text),
-    ((types.BuiltinFunctionType, types.MethodWrapperType), builtin_text),
-    (_DESCRIPTORS, lambda walk, value: f"{value.__name__} of {walk.at('class', value.__objclass__)}"),
-    (
-        property,
-        lambda walk, value: short("property", walk.items((value.fget, value.fset, value.fdel))),
-    ),
-    ((staticmethod, classmethod, functools.cached_property), held_function_text),
-    (weakref.ref, lambda walk, value: short("weakly", walk.at("value", value()))),
-    (re.Pattern, lambda _, value: f"pattern {value.pattern!r} {value.flags}"),
-    (logging.Logger, lambda _, value: f"logger {value.name!r}"),  # what it writes is not computed with
-    ((types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType), used_up_text),
-]
+_CACHED = type(functools.lru_cache(len))
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def _described(walk: Walk, value: Any) -> str:
+    kind = type(value).__name__
     original = compiled(value)
     if original is not None:
         return short("compiled", walk.at("function", original))
-    for kinds, describe in _DESCRIBED:
-        if isinstance(value, kinds):
-            return describe(walk, value)
+    match value:
+        case Keyed():
+            return f"key {value.key!r}"
+        case torch.Tensor():
+            if value.is_meta or value.layout is not torch.strided or value.is_quantized:
+                where = f"{value.layout}, on {value.device}"
+                raise walk.refused(f"a tensor whose numbers cannot be read ({where})")
+            digest = f"tensor {_digest(value.resolve_conj().resolve_neg())}"
+            if type(value) in (torch.Tensor, torch.nn.Parameter):
+                return digest
+            return short(f"{walk.at('class', type(value))} {digest}", walk.attributes(vars(value)))
+        case np.ndarray() if type(value) in (np.ndarray, np.memmap):
+            if value.dtype.hasobject:
+                return short(f"array {value.shape}", walk.items(value.ravel().tolist()))
+            data = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+            return f"array {value.shape} {sha(f'{value.dtype.descr}{data}')}"
+        case np.generic() if not value.dtype.hasobject:
+            return f"{value.dtype} {value.item()!r}"
+        case types.ModuleType():
+            return module_text(walk, value)
+        case types.FunctionType():
+            return function_text(walk, value)
+        case types.MethodType():
+            return short("method", f"{walk.at('method', value.__func__)}, {walk.at('self', value.__self__)}")
+        case types.CodeType():
+            return _code(value)
+        case functools.partial():
+            parts = {"function": value.func, "keywords": value.keywords, **vars(value)}
+            parts |= {f"argument {index}": item for index, item in enumerate(value.args)}
+            return short("partial", walk.attributes(parts))
+        case _ if isinstance(value, _CACHED):
+            return short(kind, walk.at("function", value.__wrapped__))
+        case torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
+            if str(value).partition(".")[0] not in {"aten", "prim", "prims"}:
+                raise walk.refused(f"the operation {value}, of which the code cannot be seen")
+            return f"operation {value}"
+        case fx.GraphModule():
+            own = {**value._parameters, **value._buffers, **value._modules}
+            return short(f"graph {sha(value.code)}", walk.attributes(own))
+        case np.ufunc():
+            name = value.__name__
+            if getattr(np, name, None) is not value:
+                raise walk.refused(f"the ufunc {name}, of which the code cannot be seen")
+            return f"numpy.{name} of {library_of_module(np)}"
+        case (
+            torch.dtype() | torch.device() | torch.layout() | torch.memory_format() | np.dtype() | PurePath()
+        ):
+            return f"{kind} {value!s}"
+        case _ if isinstance(value, _LOCKS):
+            return f"lock {kind}"
+        case type():
+            return _class_text(walk, value)
+        case types.BuiltinFunctionType() | types.MethodWrapperType():
+            return _builtin_text(walk, value)
+        case (
+            types.MemberDescriptorType()
+            | types.GetSetDescriptorType()
+            | types.MethodDescriptorType()
+            | types.WrapperDescriptorType()
+            | types.ClassMethodDescriptorType()
+        ):
+            return f"{value.__name__} of {walk.at('class', value.__objclass__)}"
+        case property():
+            return short("property", walk.items((value.fget, value.fset, value.fdel)))
+        case staticmethod() | classmethod():
+            return short(kind, walk.at("function", value.__func__))
+        case functools.cached_property():
+            return short(kind, walk.at("function", value.func))
+        case weakref.ReferenceType():
+            return short("weakly", walk.at("value", value()))
+        case re.Pattern():
+            return f"pattern {value.pattern!r} {value.flags}"
+        case logging.Logger():
+            return f"logger {value.name!r}"  # what it writes is not computed with
+        case types.GeneratorType() | types.CoroutineType() | types.AsyncGeneratorType():
+            raise _used_up(walk, value)
     if type(value) in (list, tuple):
         return short("", f"[{walk.items(value)}]" if type(value) is list else f"({walk.items(value)})")
     if type(value) in (set, frozenset):
@@ -574,3 +513,27 @@ def _described(walk: Walk, value: Any) -> str:
     if type(value) in (dict, types.MappingProxyType):
         return short("", f"{{{walk.pairs(value)}}}")
     return object_text(walk, value)
+
+
+def _class_text(walk: Walk, value: type) -> str:
+    """Identify a library's class by its name and what was put into it, a user's by all that it has."""
+    library = library_of_name(home_of(value))
+    if library and reached(value.__module__, value.__qualname__) is value:
+        changed = {name: item for name, item in vars(value).items() if is_foreign(item)}
+        return short(f"{value.__module__}.{value.__qualname__} of {library}", walk.attributes(changed))
+    own = {name: item for name, item in vars(value).items() if name not in NOT_COMPUTED}
+    above = (type(value), *value.__bases__)
+    parts = [walk.at(f"class {index}", one) for index, one in enumerate(above)]
+    return short(f"class {value.__name__}", f"{', '.join(parts)}: {walk.attributes(own)}")
+
+
+def _builtin_text(walk: Walk, value: Any) -> str:
+    """Identify a built-in function by its name and what it is bound to."""
+    owner = getattr(value, "__self__", None)
+    name = f"{getattr(value, '__module__', None)}.{value.__qualname__}"
+    if owner is None or isinstance(owner, types.ModuleType):
+        library = library_of_name(str(value.__module__))
+        if not library or reached(value.__module__, value.__name__) is not value:
+            raise walk.refused(f"the built-in function {name}, of which the code cannot be seen")
+        return f"{name} of {library}"
+    return short(name, walk.at("self", owner))

@@ -20,9 +20,9 @@ import torch
 from conewise.errors import FleetError, WeightsChangedError
 from conewise.jobs.payload import Work, packed
 from conewise.jobs.pool import Pool
-from conewise.jobs.progress import Told, bar, follow_workers
+from conewise.jobs.progress import ProgressCallback, bar
 from conewise.jobs.runnable import How
-from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, cut_into_shares, run_shares
+from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, WorkerJob, cut_into_shares, run_shares
 from conewise.jobs.store import Recorder, Request, recorder
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
@@ -90,7 +90,7 @@ class BatchUnderWay(Protocol):
 Ahead = Callable[[], None] | None
 
 
-class Computing(ABC):
+class Computing(WorkerJob, ABC):
     """Computes the chunks of a job: in the process of the driver, and in every worker."""
 
     def __init__(self) -> None:
@@ -102,15 +102,6 @@ class Computing(ABC):
     def begin(self, batch: int) -> AbstractContextManager[BatchUnderWay]:
         """Begin with a batch. What is held of it is let go at the end."""
 
-    def know_plan(self, batch: int, text: str) -> None:
-        """Be told the `text` of the plan of a batch."""
-        del batch, text
-
-    def lacking(self, share: Share, memory: int | None) -> str:
-        """Return what is lacking where a share is known not to fit into so many bytes; else nothing."""
-        del share, memory
-        return ""
-
     def run(self, share: Share, memory: int | None) -> Done:
         """Compute a share; its batch stays under way, for those that follow."""
         if self._batch is None or self._at != share.batch:
@@ -119,18 +110,9 @@ class Computing(ABC):
         ledger = SweepLedger()
         found = self._batch.compute(share, ledger, memory)
         rows = tuple(row.double().cpu().numpy() for row in found.rows)
-        source = found.source()
-        return Done(
-            rows,
-            found.base().double().cpu().numpy(),
-            None if source is None else source.double().cpu().numpy(),
-            ledger.node_evaluations,
-            ledger.launches,
-            0.0,
-            ledger.peak_bytes,
-            ledger.reserved_bytes,
-            found.counts(),
-        )
+        base, source = found.base().double().cpu().numpy(), found.source()
+        own = None if source is None else source.double().cpu().numpy()
+        return Done(rows, base, own, ledger, found.counts())
 
     def rest(self) -> None:
         """Let go of the batch that is under way."""
@@ -217,14 +199,16 @@ class Job(ABC, Generic[R]):
 # -- the driver ------------------------------------------------------------------------------------
 
 
-def run_job(job: Job[R], how: How, phases: Phases | None = None) -> R:
+def run_job(job: Job[R], how: How) -> R:
     """Run one job: see `run_jobs`."""
-    (found,) = run_jobs([job], [how.out], how, phases)
+    (found,) = run_jobs([job], [how.out], how)
     return found
 
 
 def run_jobs(
-    jobs: Sequence[Job[R]], folders: Sequence[str | Path | None], how: How, phases: Phases | None = None
+    jobs: Sequence[Job[R]],
+    folders: Sequence[str | Path | None],
+    how: How,
 ) -> list[R]:
     """Run jobs over one model, and return their results; each is stored in its folder, if it has one.
 
@@ -237,10 +221,9 @@ def run_jobs(
     read. Of a large model on a CPU, a look means counted writes and a sample of the bits; with
     `check_weights` as "full", and where something is stored or sent, it means every bit.
     """
-    phases = phases or Phases(PHASES)
+    phases = Phases(PHASES)
     model, total = jobs[0].model, sum(job.cells * job.batches for job in jobs)
-    device = facts_of(model).device
-    with pool_of(how.workers) as pool, bar(how.progress, total, device) as tell:
+    with pool_of(how.workers) as pool, bar(how.progress, total, facts_of(model).device) as tell:
         tell.begin(phases)
         attempt = partial(_attempt, jobs, folders, tell=tell, phases=phases, resume=how.resume, pool=pool)
         with phases.during("weights"):
@@ -269,7 +252,7 @@ def _attempt(
     folders: Sequence[str | Path | None],
     weights: Contents,
     *,
-    tell: Told,
+    tell: ProgressCallback,
     phases: Phases,
     resume: bool,
     pool: Pool | None,
@@ -300,7 +283,7 @@ def _attempt(
     return found
 
 
-def _run_by_workers(runs: Sequence[JobRun[Any]], pool: Pool, tell: Told) -> None:
+def _run_by_workers(runs: Sequence[JobRun[Any]], pool: Pool, tell: ProgressCallback) -> None:
     """Have all shares of all jobs computed: they stand in one line, so that no worker waits for the last."""
     numbers = [None] if len(runs) == 1 else range(len(runs))
     chunks: list[ChunkCost] = []
@@ -316,7 +299,7 @@ def _run_by_workers(runs: Sequence[JobRun[Any]], pool: Pool, tell: Told) -> None
 
     with pool.at_work([run.work for run in runs]) as ledger:
         ledger.predicted = sum(known) if len(known) == len(runs) else None
-        follow_workers(tell, ledger)
+        tell.follow_workers(ledger)
         run_shares(
             [*shares, *cut_into_shares(chunks, pool.workers)],
             pool,
@@ -366,7 +349,7 @@ class _Batch:
 class JobRun(Generic[R]):
     """A job under way: what is there of each batch, what was counted, and what is missing."""
 
-    def __init__(self, job: Job[R], record: Recorder, tell: Told) -> None:
+    def __init__(self, job: Job[R], record: Recorder, tell: ProgressCallback) -> None:
         self.job, self.record, self._tell = job, record, tell
         self.ledger = SweepLedger()
         self.missing: list[Missing] = []
@@ -470,47 +453,33 @@ class JobRun(Generic[R]):
 
     def done(self, share: Share, found: Done) -> int:
         """Keep what came back, store the chunks that are whole; return how many cells are done by it."""
-        batch, ledger = self.batches[share.batch], self.ledger
-        ledger.node_evaluations += found.node_evaluations
-        ledger.launches += found.launches
-        ledger.compute_seconds += found.seconds
-        ledger.note_memory(found.peak_bytes, found.reserved_bytes)
+        batch = self.batches[share.batch]
+        self.ledger.add(found.ledger)
         self.counts += [found.counts] if found.counts is not None else []
-        if share.worlds is not None and batch.plan.prompts is not None:
-            return self._take_prompts(batch, share, found)
-        self._take_base(share.batch, batch, [found])
         if share.worlds is not None:
-            return self._take_worlds(batch, share, found)
+            return self._take_part(batch, share, found)
+        self._take_base(share.batch, batch, [found])
         for chunk, rows in zip(share.chunks, map(torch.tensor, found.rows), strict=True):
             self._keep(share.batch, chunk, rows)
             self._tell(len(rows))
         return sum(map(len, found.rows))
 
-    def _take_worlds(self, batch: _Batch, share: Share, found: Done) -> int:
-        """Take some worlds of a chunk."""
-        (chunk,) = share.chunks
-        parts = batch.parts.setdefault(chunk, {})
+    def _take_part(self, batch: _Batch, share: Share, found: Done) -> int:
+        """Take some worlds of a chunk, or some prompts: no cell is done before all prompts are."""
+        (chunk,), is_of_prompts = share.chunks, batch.plan.prompts is not None
+        parts, dim = batch.parts.setdefault(chunk, {}), -1 if is_of_prompts else 0
         parts[share.first] = found
-        self._tell(len(found.rows[0]))
-        if sum(len(one.rows[0]) for one in parts.values()) == len(batch.plan.chunks[chunk]):
-            rows = [torch.tensor(parts[first].rows[0]) for first in sorted(parts)]
-            self._keep(share.batch, chunk, torch.cat(rows))
-        return len(found.rows[0])
-
-    def _take_prompts(self, batch: _Batch, share: Share, found: Done) -> int:
-        """Take some prompts of a chunk: none of its cells is done before all prompts are."""
-        (chunk,) = share.chunks
-        parts = batch.parts.setdefault(chunk, {})
-        parts[share.first] = found
-        _, prompts = self.worlds_of(Share(share.batch, share.chunks, 0))
-        if sum(one.rows[0].shape[-1] for one in parts.values()) < prompts:
-            return 0
         own = [parts[first] for first in sorted(parts)]
-        self._take_base(share.batch, batch, own)
-        rows = torch.cat([torch.tensor(one.rows[0]) for one in own], -1)
-        self._keep(share.batch, chunk, rows)
-        self._tell(len(rows))
-        return len(rows)
+        _, wanted = self.worlds_of(Share(share.batch, share.chunks, 0))
+        is_whole = sum(one.rows[0].shape[dim] for one in own) == wanted
+        done = len(found.rows[0]) if is_whole or not is_of_prompts else 0
+        if is_whole or not is_of_prompts:
+            self._take_base(share.batch, batch, own if is_of_prompts else [found])
+        if done:
+            self._tell(done)
+        if is_whole:
+            self._keep(share.batch, chunk, torch.cat([torch.tensor(one.rows[0]) for one in own], dim))
+        return done
 
     def _take_base(self, number: int, batch: _Batch, own: Sequence[Done]) -> None:
         if batch.base is None:
@@ -565,6 +534,13 @@ class JobRun(Generic[R]):
                 self.record.put(number, chunk, rows)
 
     # -- what it adds up to --------------------------------------------------------------------
+
+    def baselines(self) -> tuple[Tensor, Tensor | None]:
+        """Return the metrics of the bases and of the sources of all batches, [metric, prompt]."""
+        bases = [one.base for one in self.batches if one.base is not None]
+        sources = [one.source for one in self.batches if one.source is not None]
+        found = torch.cat(sources, dim=-1) if len(sources) == len(self.batches) else None
+        return torch.cat(bases, dim=-1), found
 
     def values(self, number: int) -> Tensor:
         """Return [world, metric, prompt] of a batch in the order of its worlds; NaN is missing."""

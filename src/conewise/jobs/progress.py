@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from conewise.arguments import expect, shown_bytes
 from conewise.jobs.digests import memory_held
+from conewise.jobs.scheduling import FleetLedger, clock_time
 from conewise.status import REST, Phases, is_notebook, is_terminal, is_watched, shown_phases
 from conewise.templates import progress as progress_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress
 
 PATIENCE = 1.0
 """Seconds that a run may take before a bar that nobody asked for is shown."""
@@ -39,31 +38,60 @@ WORTH = 0.1
 _DOING = {"weights": "reading weights", "passes": "sweeping", REST: "sweeping"}
 """Words for phases whose name does not say what is under way."""
 
-Shown = bool | Callable[[int, int], None] | None
 
-
-class Told(Protocol):
-    """Is told how far a run is."""
+class ProgressCallback:
+    """Is told how far a run is. This one tells nobody."""
 
     def __call__(self, cells: int) -> None:
         """Note that so many more cells are done."""
 
     def begin(self, phases: Phases) -> None:
-        """A run begins, or begins again: none of its cells is done. `phases` say what is under way."""
+        """Note that a run begins, or begins again: none of its cells is done."""
+
+    def follow(self, phases: Phases) -> None:
+        """Show these phases from now on."""
+
+    def follow_workers(self, workers: FleetLedger) -> None:
+        """Show what workers do from now on. Another thread reads the ledger."""
 
 
-class Workers(Protocol):
-    """A description of what workers do. Another thread reads it."""
+Shown = bool | Callable[[int, int], None] | ProgressCallback | None
 
-    def line(self) -> str:
-        """All of them in one line."""
 
-    def lines(self) -> list[str]:
-        """Each in a line."""
+class _Part(ProgressCallback):
+    """The progress of a run that is a part of another, or that is told to a function.
+
+    Where `whole` is a function, it is called with the cells that are done, and with their total.
+    """
+
+    def __init__(self, whole: ProgressCallback | Callable[[int, int], None], total: int) -> None:
+        self._whole, self._total, self._done, self._told = whole, total, 0, 0
+
+    def __call__(self, cells: int) -> None:
+        self._done += cells
+        if isinstance(self._whole, ProgressCallback):
+            self._whole(self._done - self._told)
+            self._told = self._done
+        else:
+            self._whole(self._done, self._total)
+
+    def begin(self, phases: Phases) -> None:
+        self._done = 0
+        self.follow(phases)
+
+    def follow(self, phases: Phases) -> None:
+        getattr(self._whole, "follow", _ignore)(phases)
+
+    def follow_workers(self, workers: FleetLedger) -> None:
+        getattr(self._whole, "follow_workers", _ignore)(workers)
+
+
+def _ignore(_: object) -> None:
+    """Show nothing: a plain function is told of cells alone."""
 
 
 @contextmanager
-def bar(progress: Shown, total: int, device: Any) -> Iterator[Told]:
+def bar(progress: Shown, total: int, device: Any) -> Iterator[ProgressCallback]:
     """A function to call with the number of cells that were just done.
 
     `progress` is True (a bar), False (nothing), a function of (cells done, cells in all), or None: a bar
@@ -71,73 +99,12 @@ def bar(progress: Shown, total: int, device: Any) -> Iterator[Told]:
     """
     expect("progress", progress, "bool | Callable | None")
     if callable(progress):
-        yield _Counting(progress, total)
+        yield _Part(progress, total)
     elif progress or (progress is None and is_watched()):
         with _Bar(total, device, 0.0 if progress else PATIENCE) as shown:
             yield shown
     else:
-        yield _Nobody()
-
-
-class PassedOn:
-    """Progress of one of several sweeps, passed on to the bar of them all."""
-
-    def __init__(self, tell: Told) -> None:
-        self._tell, self._before = tell, 0
-
-    def __call__(self, done: int, _: int) -> None:
-        """Cells of this sweep that are done, of so many."""
-        self._tell(done - self._before)
-        self._before = done
-
-    def follow(self, phases: Phases) -> None:
-        """Show these phases from now on."""
-        follow(self._tell, phases)
-
-    def follow_workers(self, workers: Workers) -> None:
-        """Show these workers from now on."""
-        follow_workers(self._tell, workers)
-
-
-def follow(progress: Any, phases: Phases) -> None:
-    """Show what is under way, where that can be shown: a plain function is told of cells alone."""
-    if callable(shown := getattr(progress, "follow", None)):
-        shown(phases)
-
-
-def follow_workers(progress: Any, workers: Workers) -> None:
-    """Show what workers do, where that can be shown."""
-    if callable(shown := getattr(progress, "follow_workers", None)):
-        shown(workers)
-
-
-class _Nobody:
-    def __call__(self, cells: int) -> None:
-        """Nobody is told."""
-
-    def begin(self, phases: Phases) -> None:
-        """Nobody is told."""
-
-
-class _Counting:
-    """Tells a function the cells that are done, and how many there are."""
-
-    def __init__(self, tell: Callable[[int, int], None], total: int) -> None:
-        self._tell, self._total, self._done = tell, total, 0
-
-    def __call__(self, cells: int) -> None:
-        self._done += cells
-        self._tell(self._done, self._total)
-
-    def begin(self, phases: Phases) -> None:
-        self._done = 0
-        follow(self._tell, phases)
-
-    def follow(self, phases: Phases) -> None:
-        follow(self._tell, phases)
-
-    def follow_workers(self, workers: Workers) -> None:
-        follow_workers(self._tell, workers)
+        yield ProgressCallback()
 
 
 class _State:
@@ -148,7 +115,7 @@ class _State:
         self.started = time.monotonic()
         self._device = device
         self._followed: list[Phases] = []
-        self.workers: Workers | None = None
+        self.workers: FleetLedger | None = None
 
     def follow(self, phases: Phases) -> None:
         """Show these phases from now on."""
@@ -187,16 +154,15 @@ class _State:
     def line(self) -> str:
         """All of it, while the run goes on."""
         passed = time.monotonic() - self.started
-        left = _clock(passed / self.done * (self.total - self.done)) if self.done else "-:--:--"
+        left = clock_time(passed / self.done * (self.total - self.done)) if self.done else "-:--:--"
         by = "" if self.workers is None else f"; {self.workers.line()}"
-        return (
-            f"{self.doing()} {self._cells()} {_clock(passed)} left {left} {self.memory()}{self._behind()}{by}"
-        )
+        taken = clock_time(passed)
+        return f"{self.doing()} {self._cells()} {taken} left {left} {self.memory()}{self._behind()}{by}"
 
     def last(self) -> str:
         """All of it, after its end."""
         state = "" if self.done >= self.total else "stopped at "
-        passed = _clock(time.monotonic() - self.started)
+        passed = clock_time(time.monotonic() - self.started)
         return f"sweeping {state}{self._cells()} in {passed}, {self.memory()}{self._behind()}"
 
     def _cells(self) -> str:
@@ -207,22 +173,12 @@ class _State:
         return f" ({taken})" if taken else ""
 
 
-class _Drawn(Protocol):
-    """A bar on a screen."""
-
-    def update(self) -> None:
-        """Take note of how far the run is."""
-
-    def stop(self) -> None:
-        """Draw the bar a last time, and leave it there."""
-
-
-class _Bar:
+class _Bar(ProgressCallback):
     """A bar that appears after `patience` seconds, and is drawn at most four times a second."""
 
     def __init__(self, total: int, device: Any, patience: float) -> None:
         self._state, self._patience = _State(total, device), patience
-        self._shown: _Drawn | None = None
+        self._shown: _TerminalBar | _Drawing | None = None
         self._ended = False
         self._lock = threading.Lock()
         # A notebook knows by the context to which cell an output belongs.
@@ -259,7 +215,7 @@ class _Bar:
         """Show these phases from now on."""
         self._state.follow(phases)
 
-    def follow_workers(self, workers: Workers) -> None:
+    def follow_workers(self, workers: FleetLedger) -> None:
         """Show these workers from now on."""
         self._state.workers = workers
 
@@ -269,7 +225,7 @@ class _Bar:
                 self._shown = _drawn(self._state)
 
 
-def _drawn(state: _State) -> _Drawn:
+def _drawn(state: _State) -> _TerminalBar | _Drawing:
     if is_notebook():
         return _NotebookBar(state)
     return _TerminalBar(state) if is_terminal() else _Lines(state)
@@ -313,7 +269,7 @@ class _TerminalBar:
                     )
 
         self._state = state
-        self._progress: Progress = WithWorkers(
+        self._progress = WithWorkers(
             Words(state.doing),
             BarColumn(),
             MofNCompleteColumn(),
@@ -408,7 +364,3 @@ class _Lines(_Drawing):
             if sys.stderr is not None:
                 sys.stderr.write(f"{self._state.line()}\n")
                 sys.stderr.flush()
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

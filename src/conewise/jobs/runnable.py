@@ -1,4 +1,4 @@
-"""What every job that a model returns has in common: `plan()` says what it takes, `run()` computes it."""
+"""The base of every job that a model returns: `plan()` reports its cost, `run()` computes it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from conewise.arguments import as_bytes, checked
 from conewise.errors import ArgumentError
 from conewise.jobs.pool import Pool
+from conewise.jobs.progress import Shown
 from conewise.threads import Turn, one_thread
 
 R_co = TypeVar("R_co", covariant=True)
@@ -19,13 +20,13 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a job is run; see `Runnable.run`."""
+    """The options of a run; see `Runnable.run`."""
 
     out: str | Path | None = None
     resume: bool = False
     max_memory: int | None = None
     workers: int | str | Pool | None = None
-    progress: bool | Callable[[int, int], None] | None = None
+    progress: Shown = None
     check_weights: Literal["sample", "full"] = "sample"
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.errors import FleetError
+from conewise.sweeps.execution.reading import SweepLedger
+from conewise.sweeps.planning.plan import SweepPlan, chunks_of
 
 Numbers = NDArray[np.float64]
 
@@ -24,17 +26,13 @@ DIED, MEMORY, OWN = "died", "memory", "own"
 class Done:
     """A share that was run: for each of its chunks the metrics [world, metric, prompt], and what it took.
 
-    `base` and `source` are the metrics of the baselines.
+    `base` and `source` are the metrics of the baselines. `counts` has what a kind of job counts besides.
     """
 
     rows: tuple[Numbers, ...]
     base: Numbers
     source: Numbers | None
-    node_evaluations: int
-    launches: int
-    seconds: float
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
+    ledger: SweepLedger
     counts: Any = None
 
 
@@ -231,14 +229,16 @@ class FleetLedger:
         """Return its state in one line: shares, time against what was predicted, who is slow."""
         seats = list(self.seats.values())
         done = sum(one.shares for one in seats)
-        parts = [f"{done:,}/{done + self.left:,} shares by {len(self._there())} workers"]
-        expected, planned = self._expected(), self._planned()
+        there = [one for one in seats if not one.is_gone]
+        parts = [f"{done:,}/{done + self.left:,} shares by {len(there)} workers"]
+        expected = self._expected()
         if expected is not None:
-            parts.append(f"{_clock(self._passed())} of about {_clock(expected)}")
-        if planned is not None:
-            parts.append(f"planned {_clock(planned)}")
-        slow = [f"{one.name} is slow ({self.slowness(one):.1f} times)" for one in seats if self._is_slow(one)]
-        return ", ".join([*parts, *slow])
+            parts.append(f"{clock_time(self._passed())} of about {clock_time(expected)}")
+        if self.predicted is not None and there:
+            parts.append(f"planned {clock_time(self.predicted / len(there))}")
+        times = [(one.name, self.slowness(one)) for one in there]
+        parts += [f"{name} is slow ({taken:.1f} times)" for name, taken in times if taken >= SLOW]
+        return ", ".join(parts)
 
     def lines(self) -> list[str]:
         """Each worker in a line: what it ran and how long that took, against what was predicted."""
@@ -264,17 +264,6 @@ class FleetLedger:
         now = f"; {share.label} for {clock() - seat.since:.1f} s" if share is not None else ""
         return line + slow + now
 
-    def _is_slow(self, seat: SeatLedger) -> bool:
-        return not seat.is_gone and self.slowness(seat) >= SLOW
-
-    def _there(self) -> list[SeatLedger]:
-        return [one for one in list(self.seats.values()) if not one.is_gone]
-
-    def _planned(self) -> float | None:
-        """The seconds that the plan says, with so many workers."""
-        count = len(self._there())
-        return self.predicted / count if self.predicted is not None and count else None
-
     def _passed(self) -> float:
         return self.seconds + (clock() - self._began if self._began else 0.0)
 
@@ -284,7 +273,8 @@ class FleetLedger:
         return self._passed() * self.cost / done if done and self.cost else None
 
 
-def _clock(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds."""
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -293,6 +283,25 @@ TRIES = 3
 
 DEATHS = 10
 """The number of workers that may die in a row without any share being done."""
+
+
+class WorkerJob:
+    """A job as a worker has it."""
+
+    def know_plan(self, batch: int, text: str) -> None:
+        """Be told the `text` of the plan of a batch; this job has none."""
+
+    def lacking(self, share: Share, memory: int | None) -> str:
+        """Return what is lacking where a share is known not to fit into so many bytes; else nothing."""
+        del share, memory
+        return ""
+
+    def run(self, share: Share, memory: int | None) -> Done:
+        """Run a share."""
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Let go of what is held for shares to come."""
 
 
 class Seat(Protocol):
@@ -365,7 +374,7 @@ def run_shares(
                 deaths = 0
                 own.shares += 1
                 own.cost += share.cost
-                own.seconds += outcome.seconds
+                own.seconds += outcome.ledger.compute_seconds
                 own.worlds += done(share, outcome)
                 ledger.note_slow(own)
             elif outcome.kind == DIED:
@@ -401,7 +410,7 @@ def _alone(
     again: Callable[[Share, int], None],
     given_up: Callable[[Share, Failed], None],
 ) -> None:
-    """Of several chunks, each is tried alone, so that those without the error are not lost."""
+    """Try each of several chunks alone, so that those without the error are not lost."""
     if len(share.chunks) < 2:
         given_up(share, failed)
         return
@@ -433,3 +442,82 @@ def _cut(
     ledger.log.append(f"{share.label} did not fit into memory and was cut in half: {failed.said}")
     for half in halves(share, first, worlds):
         again(half, 0)
+
+
+# -- simulation: what workers would take, before any is started ---
+
+
+def shares_of(plans: Sequence[SweepPlan], workers: int) -> list[tuple[int, int]]:
+    """The shares of sweeps that are run together, as they would be given out: (batch, FLOPs).
+
+    Batches are counted through all sweeps.
+    """
+    wanted: list[ChunkCost] = []
+    before = 0
+    for plan in plans:
+        chunks, costs = chunks_of(plan)
+        wanted += [
+            ChunkCost(before + batch, number, len(one), cost)
+            for batch in range(plan.batches)
+            for number, (one, cost) in enumerate(zip(chunks, costs, strict=True))
+        ]
+        before += plan.batches
+    return [(share.batch, share.cost) for share in cut_into_shares(wanted, workers)]
+
+
+WORTH = 0.9
+"""Workers are worth having as long as their number times the gain of one more is at least so much of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds of what a fleet does: setting a worker up, a batch's baselines, a FLOP, a share's way there."""
+
+    setup: float
+    baseline: float
+    flop: float
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The time of workers. `makespan`: seconds until all is done; `busy`: those of each worker."""
+
+    workers: int
+    makespan: float
+    busy: tuple[float, ...]
+    setup: float
+    baselines: float
+
+    @property
+    def balance(self) -> float:
+        """The busiest worker over the mean, after it was set up: 1 is even."""
+        mean = sum(self.busy) / len(self.busy)
+        return max(self.busy) / mean if mean else 1.0
+
+
+def simulate(shares: Sequence[tuple[int, int]], workers: int, rates: Rates) -> Simulated:
+    """Give shares, (batch, FLOPs) in the order in which they are given out, to whoever is free first.
+
+    A worker computes the baselines of a batch once as long as it has shares of the same.
+    """
+    free = [(rates.setup, number) for number in range(workers)]
+    heapq.heapify(free)
+    busy, batches, baselines = [0.0] * workers, [-1] * workers, 0.0
+    for batch, cost in shares:
+        start, number = heapq.heappop(free)
+        seconds = rates.share + cost * rates.flop
+        if batches[number] != batch:
+            seconds += rates.baseline
+            baselines += rates.baseline
+            batches[number] = batch
+        busy[number] += seconds
+        heapq.heappush(free, (start + seconds, number))
+    return Simulated(workers, max(end for end, _ in free), tuple(busy), rates.setup * workers, baselines)
+
+
+def worth_having(shares: Sequence[tuple[int, int]], most: int, rates: Rates) -> int:
+    """Beyond how many workers, up to `most`, more hardly help: the least that comes near the best span."""
+    spans = [simulate(shares, count, rates).makespan for count in range(1, most + 1)]
+    best = min(spans)
+    return next(count for count, span in enumerate(spans, 1) if best >= WORTH * span)

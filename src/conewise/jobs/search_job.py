@@ -14,8 +14,9 @@ from conewise.circuits.forwards import Asked, FollowingForward, WorldsPart, aske
 from conewise.circuits.masked_forward import Forward, Mask, Numbers
 from conewise.errors import FleetError
 from conewise.jobs.payload import Work, packed
-from conewise.jobs.scheduling import Crew, Done, Failed, FleetLedger, Share, run_shares
+from conewise.jobs.scheduling import Crew, Done, Failed, FleetLedger, Share, WorkerJob, run_shares
 from conewise.runs.captured import Captured
+from conewise.sweeps.execution.reading import SweepLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class WorldsShare(Share):
         return whole.some(self.first - self.start, self.worlds)
 
 
-class WorldsJob:
+class WorldsJob(WorkerJob):
     """Evaluates parts; it makes its forward when the first comes, and keeps it for those that follow."""
 
     def __init__(self, model: Captured, **given: Any) -> None:
@@ -63,14 +64,6 @@ class WorldsJob:
         self._under_way = ExitStack()
         self._forward: Forward | None = None
         self._following: FollowingForward | None = None
-
-    def know_plan(self, batch: int, text: str) -> None:
-        """There are no plans: what is evaluated depends on what was decided."""
-
-    def lacking(self, share: Share, memory: int | None) -> str:
-        """Return nothing: memory is known with the forward, see `run`."""
-        del share, memory
-        return ""
 
     def run(self, share: Share, memory: int | None) -> Done:
         """Evaluate worlds. Raises MemoryError where there are more than fit into the memory of the worker."""
@@ -83,8 +76,7 @@ class WorldsJob:
             )
         before = forward.node_evaluations
         values = following.values(part)
-        spent = forward.node_evaluations - before
-        return Done((values,), np.zeros(0), None, spent, 1, 0.0)
+        return Done((values,), np.zeros(0), None, SweepLedger(forward.node_evaluations - before, 1))
 
     def rest(self) -> None:
         """Let go of all values."""
@@ -194,7 +186,7 @@ class FleetForward:
 
         def done(share: Share, outcome: Done) -> int:
             (found[share.first],) = outcome.rows
-            self.node_evaluations += outcome.node_evaluations
+            self.node_evaluations += outcome.ledger.node_evaluations
             return len(found[share.first])
 
         own = FleetLedger()

@@ -27,8 +27,8 @@ from conewise.jobs.digests import machine
 from conewise.program.tensors import Tensor
 from conewise.sweeps.planning.plan import as_json
 from conewise.sweeps.planning.spec import StoredCut
+from conewise.sweeps.storage.codec import decoded, packed, unpacked
 from conewise.sweeps.storage.provenance import differences
-from conewise.sweeps.storage.result_data import decoded, packed, unpacked
 
 FILE, MANIFEST = "job.sqlite", "job.json"
 OLD_FILE, OLD_MANIFEST = "sweep.sqlite", "sweep.json"
@@ -41,6 +41,7 @@ SMALLEST = 512
 """Bytes of the smallest SQLite database."""
 
 _FOREIGN = "does not have the checksum it was stored with: it is damaged, or from another run"
+_CHUNKS = "SELECT batch, piece, shape, numbers, checksum FROM chunks"
 
 _TABLES = (
     "CREATE TABLE manifest (body TEXT NOT NULL, checksum TEXT NOT NULL)",
@@ -186,14 +187,23 @@ class Store(Recorder):
 
     # -- opening -----------------------------------------------------------------------------
 
+    def _rows(self, query: str, *given: object) -> list[Any]:
+        """Return the rows that a query finds."""
+        try:
+            return self._connection.execute(query, given).fetchall()
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+
+    def _elsewhere(self, *said: str | Argument) -> ConewiseError:
+        """Return an error that ends by asking for another folder."""
+        return self._error(*said, Argument("out"), ".")
+
     def _expect_not_empty(self) -> None:
         """Refuse what SQLite would take for an empty database, and write to."""
         if self.path.is_symlink() and not self.path.exists():
-            raise self._error(
+            raise self._elsewhere(
                 f"{self.path} is a link that leads nowhere, and it is not followed: remove it, or give "
-                "another folder with ",
-                Argument("out"),
-                ".",
+                "another folder with "
             )
         if self.path.exists() and not self.path.is_file():
             raise self._not_ours()
@@ -222,42 +232,31 @@ class Store(Recorder):
     def _refused(self, error: sqlite3.Error) -> ConewiseError:
         code = getattr(error, "sqlite_errorname", "")
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return self._error(
+            return self._elsewhere(
                 f"another run is using the store in {self.folder}. Wait until it has ended, or give this one "
-                "another folder with ",
-                Argument("out"),
-                ".",
+                "another folder with "
             )
         if code == "SQLITE_NOTADB":
             return self._not_ours()
         if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-            return self._error(
-                f"{self.path} cannot be written: {error}. Give a folder of your own with ",
-                Argument("out"),
-                ".",
-            )
+            return self._elsewhere(f"{self.path} cannot be written: {error}. Give a folder of your own with ")
         if code.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-            return self._no_room(error)
+            return self._error(
+                f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. ",
+                *self.how_to_go_on(),
+            )
         return self._damaged(str(error))
 
     def _not_ours(self) -> ConewiseError:
-        return self._error(
+        return self._elsewhere(
             f"{self.path} is not a {self.request.kind}'s store, or its first page is damaged. It was left as "
-            "it is; give another folder with ",
-            Argument("out"),
-            ".",
+            "it is; give another folder with "
         )
 
     def _damaged(self, what: str) -> ConewiseError:
         return self._error(
             f"the store {self.path} is damaged: {what}. It was left as it is. Put a sound copy in its "
             "place, or start again in another folder."
-        )
-
-    def _no_room(self, error: sqlite3.Error) -> ConewiseError:
-        return self._error(
-            f"nothing more can be stored in {self.folder}: {error}. Make room on that disk, then go on. ",
-            *self.how_to_go_on(),
         )
 
     def _found(self) -> dict[str, Any] | None:
@@ -290,7 +289,7 @@ class Store(Recorder):
         for batch, body, checksum in query("SELECT batch, body, checksum FROM plans"):
             if self._bound("plan", batch, body) != checksum:
                 raise self._damaged(f"the plan of batch {batch} {_FOREIGN}")
-        for row in query("SELECT batch, piece, shape, numbers, checksum FROM chunks"):
+        for row in query(_CHUNKS):
             self.stored += self._chunk(*row).shape[0]
         found: dict[str, Any] = parse_json(rows[0][0])
         decoded(found, StoredManifest, "its manifest")
@@ -328,13 +327,11 @@ class Store(Recorder):
 
     def _expect_same(self, stored: dict[str, Any], manifest: dict[str, Any], resume: bool) -> None:
         if not resume:
-            raise self._error(
+            raise self._elsewhere(
                 f"{self.folder} holds a run already, with {self.stored} of {stored['cells']} "
                 f"{self.request.unit} done; it was left as it is. Go on with it with ",
                 Argument("resume", True),
                 ", or give another folder with ",
-                Argument("out"),
-                ".",
             )
         found = differences(_compared(stored), json.loads(as_json(_compared(manifest))))
         if any(line.startswith("sites") for line in found):
@@ -342,13 +339,10 @@ class Store(Recorder):
         if found:
             kind = self.request.kind
             lines = "\n".join(f"  {line}" for line in found)
-            raise self._error(
+            raise self._elsewhere(
                 f"the run in {self.folder} cannot go on as this {kind}, because its numbers would "
                 f"not be those of one run. What differs, in the store and now:\n{lines}\n"
-                f"The store was left as it is. Make the {kind} as it was, or give another folder "
-                "with ",
-                Argument("out"),
-                ".",
+                f"The store was left as it is. Make the {kind} as it was, or give another folder with "
             )
         self._connection.execute("PRAGMA synchronous = EXTRA")
 
@@ -370,14 +364,12 @@ class Store(Recorder):
         if body is None:
             return None
         if evaluator not in {"auto", body.evaluator}:
-            raise self._error(
+            raise self._elsewhere(
                 f"the run in {self.folder} was begun with ",
                 Argument("evaluator", body.evaluator),
                 f", so it cannot go on with {evaluator!r}. Leave ",
                 Argument("evaluator"),
                 " out, or give another folder with ",
-                Argument("out"),
-                ".",
             )
         return StoredCut(body.evaluator, body.chunks)
 
@@ -393,7 +385,7 @@ class Store(Recorder):
             body = as_json(
                 {"evaluator": cut.evaluator, "max_memory": max_memory, "chunks": cut.chunks, **runs}
             )
-            self._insert("plans", (batch, body, self._bound("plan", batch, body)))
+            self._insert("plans", batch, body, self._bound("plan", batch, body))
             return
         for (name, now), then in zip(runs.items(), (stored.base, stored.source), strict=True):
             if then != now:
@@ -405,14 +397,10 @@ class Store(Recorder):
 
     def get(self, batch: int, piece: int, worlds: int) -> Tensor | None:
         """See `Recorder`."""
-        query = "SELECT batch, piece, shape, numbers, checksum FROM chunks WHERE batch = ? AND piece = ?"
-        try:
-            row = self._connection.execute(query, (batch, piece)).fetchone()
-        except sqlite3.Error as error:
-            raise self._refused(error) from None
-        if row is None:
+        found = self._rows(f"{_CHUNKS} WHERE batch = ? AND piece = ?", batch, piece)
+        if not found:
             return None
-        rows = self._chunk(*row)
+        rows = self._chunk(*found[0])
         if rows.shape[0] != worlds:
             raise self._damaged(f"chunk {piece} of batch {batch} has {rows.shape[0]} worlds, not {worlds}")
         if rows.shape[1:] != self._shapes.setdefault(batch, tuple(rows.shape[1:])):
@@ -423,16 +411,12 @@ class Store(Recorder):
         """See `Recorder`."""
         shape, numbers = json.dumps(list(rows.shape)), packed(rows)
         checksum = self._bound("chunk", batch, piece, shape, numbers)
-        self._insert("chunks", (batch, piece, shape, numbers, checksum))
+        self._insert("chunks", batch, piece, shape, numbers, checksum)
         self.stored += rows.shape[0]
 
     def pieces(self, batch: int) -> list[Tensor]:
         """See `Recorder`."""
-        query = "SELECT batch, piece, shape, numbers, checksum FROM chunks WHERE batch = ? ORDER BY piece"
-        try:
-            rows = self._connection.execute(query, (batch,)).fetchall()
-        except sqlite3.Error as error:
-            raise self._refused(error) from None
+        rows = self._rows(f"{_CHUNKS} WHERE batch = ? ORDER BY piece", batch)
         if [row[1] for row in rows] != list(range(len(rows))):
             raise self._damaged(f"chunks of batch {batch} are missing")
         return [self._chunk(*row) for row in rows]
@@ -452,15 +436,11 @@ class Store(Recorder):
             self._connection.close()
 
     def _plan(self, batch: int) -> StoredPlan | None:
-        try:
-            query = "SELECT body FROM plans WHERE batch = ?"
-            row = self._connection.execute(query, (batch,)).fetchone()
-        except sqlite3.Error as error:
-            raise self._refused(error) from None
-        if row is None:
+        rows = self._rows("SELECT body FROM plans WHERE batch = ?", batch)
+        if not rows:
             return None
         try:
-            plan: StoredPlan = decoded(parse_json(row[0]), StoredPlan, "the plan")
+            plan: StoredPlan = decoded(parse_json(rows[0][0]), StoredPlan, "the plan")
             for metric in (*plan.base, *(plan.source or ())):
                 float.fromhex(metric)
         except (ValueError, OverflowError) as error:
@@ -470,13 +450,9 @@ class Store(Recorder):
             raise self._damaged(f"the plan of batch {batch} is not one of {self._worlds} worlds")
         return plan
 
-    def _insert(self, table: str, values: tuple[Any, ...]) -> None:
-        """One row in a transaction of its own: all of it is stored, or nothing is."""
-        marks = ", ".join("?" * len(values))
-        try:
-            self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
-        except sqlite3.Error as error:
-            raise self._refused(error) from None
+    def _insert(self, table: str, *values: object) -> None:
+        """Store one row in a transaction of its own: all of it is stored, or nothing is."""
+        self._rows(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
 
 
 def manifest_of(request: Request) -> dict[str, Any]:

@@ -5,46 +5,15 @@ It is the same class in a process of this machine and as an actor of Ray.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 import warnings
-from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from conewise.errors import ConewiseError, NoEffectWarning
 from conewise.jobs.payload import Payload, Recipe, prepared, unpacked
-from conewise.jobs.scheduling import MEMORY, OWN, Done, Failed, Share
+from conewise.jobs.scheduling import MEMORY, OWN, Done, Failed, Share, WorkerJob
 from conewise.runs.captured import Captured
-from conewise.sweeps.planning.planner import facts_of
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a worker, and the seconds that setting it up took."""
-
-    host: str
-    process: int
-    device: str
-    seconds: float
-
-
-class WorkerJob(Protocol):
-    """A job as a worker has it."""
-
-    def know_plan(self, batch: int, text: str) -> None:
-        """Be told the plan of a batch."""
-
-    def lacking(self, share: Share, memory: int | None) -> str:
-        """Return what is lacking where a share is known not to fit into so many bytes; else nothing."""
-
-    def run(self, share: Share, memory: int | None) -> Done:
-        """Run a share."""
-
-    def rest(self) -> None:
-        """Let go of what is held for shares to come."""
 
 
 class Worker:
@@ -63,13 +32,10 @@ class Worker:
         self._jobs: dict[str, WorkerJob] = {}
         self._at: WorkerJob | None = None
 
-    def prepare(self, key: str, recipe: Recipe) -> Place:
+    def prepare(self, key: str, recipe: Recipe) -> None:
         """Load and capture a model, once."""
-        started = time.perf_counter()
         if key not in self._models:
             self._models[key] = prepared(recipe, self.device)
-        device = str(facts_of(self._models[key]).device)
-        return Place(socket.gethostname(), os.getpid(), device, time.perf_counter() - started)
 
     def forget_model(self, key: str) -> None:
         """Let go of a model."""
@@ -108,7 +74,8 @@ class Worker:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NoEffectWarning)  # a sweep has cells without effect
                 found = job.run(share, self.memory)
-            return replace(found, seconds=time.perf_counter() - started)
+            found.ledger.compute_seconds = time.perf_counter() - started
+            return found
         except (MemoryError, torch.OutOfMemoryError) as error:
             job.rest()
             if torch.cuda.is_available():

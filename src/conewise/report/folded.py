@@ -16,7 +16,7 @@ from types import MappingProxyType
 from conewise.errors import MissingSiteError, SweepError
 from conewise.files import Format, parse_json
 from conewise.report.sent import SentCone, SentFolded
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.codec import decoded
 
 FORMAT = Format("conewise folded", 1)
 

@@ -16,7 +16,8 @@ from conewise.files import Format, parse_json
 from conewise.report.story import Story
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun
-from conewise.sweeps.storage.result_data import ResultData, decoded
+from conewise.sweeps.storage.codec import decoded
+from conewise.sweeps.storage.result_data import ResultData
 from conewise.templates import visible
 
 FORMAT = Format("conewise inside", 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conewise.errors import SweepError
 from conewise.files import Format, parse_json, write_whole
-from conewise.sweeps.storage.result_data import decoded
+from conewise.sweeps.storage.codec import decoded
 
 STORY = "story.json"
 """The file of a story, in the folder of its result."""

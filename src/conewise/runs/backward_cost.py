@@ -22,7 +22,7 @@ from conewise.reactive.graph import Graph
 from conewise.runs.gradients import Tape, lengths_of, located_places, node_of
 from conewise.runs.metrics import Metric, expect_prompts, nodes_read
 from conewise.runs.spreading import spread
-from conewise.templates import table
+from conewise.templates import aligned, table
 
 Rule = Callable[..., Any]
 REFUSED = ("cannot have requires_grad True", "Autograd not support dtype")
@@ -339,8 +339,7 @@ class BackwardCost(Mapping[str, Stale]):
         ]
 
     def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.rows())
-        return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
+        return "\n".join(aligned(self.rows()))
 
     def __repr__(self) -> str:
         return (

@@ -82,7 +82,7 @@ class Result(ResultData):
 
     @property
     def coordinates(self) -> dict[str, list[int] | list[str]]:
-        """What stands along each of the axes: numbers, or labels where they have some."""
+        """The coordinates along each of the axes: numbers, or labels where they have some."""
         if len(self.spreads) > 1:
             return {"cell": [cell.name for cell in self.cells]}
         part = self.spreads[0]
@@ -98,7 +98,7 @@ class Result(ResultData):
         result's part says which cells they are, in order.
         """
         part = self._pairs()
-        row = 0 if metric is None else self._number(metric)
+        row = self._number(metric)
         effects = self.table[row] - self.base[row]
         one, other = torch.tensor(part.pairs(), dtype=torch.long).reshape(-1, 2).unbind(1)
         found = effects.new_full((len(part.ends), len(part.ends)), math.nan)
@@ -135,16 +135,10 @@ class Result(ResultData):
     def select(self, metric: str) -> Result:
         """The result of one of several metrics, as if it had been read alone."""
         row = slice(self._number(metric), self._number(metric) + 1)
-        return replace(
-            self,
-            metrics=(metric,),
-            table=self.table[row],
-            per_prompt=self.per_prompt[row],
-            base=self.base[row],
-            source=None if self.source is None else self.source[row],
-            base_per_prompt=None if self.base_per_prompt is None else self.base_per_prompt[row],
-            source_per_prompt=None if self.source_per_prompt is None else self.source_per_prompt[row],
-        )
+        own: dict[str, Any] = {
+            name: None if found is None else found[row] for name, found in self.numbers.items()
+        }
+        return replace(self, metrics=(metric,), **own)
 
     def __getitem__(self, part: str | int) -> Tensor:
         """One selector's part of the first metric, by its kind or its number, in its natural axes."""
@@ -164,7 +158,10 @@ class Result(ResultData):
     def _shaped(self, row: Tensor) -> Tensor:
         return row.reshape(self.spreads[0].shape) if len(self.spreads) == 1 else row
 
-    def _number(self, metric: str) -> int:
+    def _number(self, metric: str | None) -> int:
+        """The number of a metric, the first unless it is named."""
+        if metric is None:
+            return 0
         if metric not in self.metrics:
             raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self.metrics)}.")
         return self.metrics.index(metric)
@@ -193,7 +190,7 @@ class Result(ResultData):
         Of a metric, the first unless it is named; see `Statistics`. `resamples` and `seed` are of p. Raises
         SweepError where there is one prompt only.
         """
-        row = 0 if metric is None else self._number(metric)
+        row = self._number(metric)
         found = statistics_of(self._effects(row), level=level, resamples=resamples, seed=seed)
         return found.shaped(self._shaped)
 
@@ -258,7 +255,7 @@ class Result(ResultData):
 
         if not hasattr(count, "__index__") or count < 1:
             raise SweepError(f"count is {count!r}; it is how many cells are drawn, at least 1.")
-        row = 0 if metric is None else self._number(metric)
+        row = self._number(metric)
         places = {id(cell): at for at, cell in enumerate(self.cells)}
         chosen = [cell for cell, _, _ in self.strongest(metric, count)]
         effects = self._effects(row)[[places[id(cell)] for cell in chosen]]
@@ -369,7 +366,7 @@ class Result(ResultData):
 
     def _edge_scores(self, metric: str | None) -> dict[str, float]:
         """The effect of each edge, by name."""
-        row = 0 if metric is None else self._number(metric)
+        row = self._number(metric)
         effects = (self.table[row] - self.base[row]).tolist()
         scores: dict[str, float] = {}
         for cell, effect in zip(self.cells, effects, strict=True):
@@ -418,18 +415,11 @@ class Result(ResultData):
         return write_page(path, self, story, folded, inside)
 
     def equals(self, other: Result) -> bool:
-        """Whether both have the same cells and metrics, and equal numbers in every bit.
+        """True if both have the same cells and metrics, and equal numbers in every bit.
 
         What the numbers cost to compute is not compared; by which method, if they are approximate, is.
         """
-        numbers = [
-            (self.table, other.table),
-            (self.per_prompt, other.per_prompt),
-            (self.base, other.base),
-            (self.source, other.source),
-            (self.base_per_prompt, other.base_per_prompt),
-            (self.source_per_prompt, other.source_per_prompt),
-        ]
+        numbers = zip(self.numbers.values(), other.numbers.values(), strict=True)
         alike = (self.spreads, self.metrics, self.method) == (other.spreads, other.metrics, other.method)
         return alike and all(
             one is other if one is None or other is None else bitwise_same(one, other)
@@ -533,14 +523,14 @@ class Result(ResultData):
         return folded("The prompts", table(rows, ("clean", "corrupted", "answer", "wrong answer")), *left)
 
     def _ends(self, metric: str) -> str:
-        """What a metric is in the base and, where there is one, in the source."""
+        """Return the value of a metric in the base and, where there is one, in the source."""
         row = self._number(metric)
         source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
         return f"base {float(self.base[row]):.6g}{source}"
 
     def strongest(self, metric: str | None = None, count: Count = 5) -> list[tuple[Cell, float, float]]:
         """The cells with the largest effects of a metric, either way: cell, effect, value."""
-        row = 0 if metric is None else self._number(metric)
+        row = self._number(metric)
         cells, base = self.cells, float(self.base[row])
         values = self.table[row].tolist()
         gone = {number for one in self.missing for number in one.cells}

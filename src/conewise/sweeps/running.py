@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,9 +23,7 @@ from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
 from conewise.status import Phases
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.cuda_graph import GraphPool
 from conewise.sweeps.execution.executors import (
-    SERIAL_GROUP,
     Execution,
     Executor,
     SerialExecutor,
@@ -36,10 +33,9 @@ from conewise.sweeps.execution.growth import watching
 from conewise.sweeps.execution.reading import PHASES, MetricReader, SweepLedger
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.costs import matmul_rate
-from conewise.sweeps.planning.plan import SweepPlan, of_batches
-from conewise.sweeps.planning.planner import EXECUTORS, ModelFacts, Planner, facts_of, keep
+from conewise.sweeps.planning.plan import SweepPlan, chunks_of, of_batches
+from conewise.sweeps.planning.planner import EXECUTORS, Planner, facts_of, keep
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
-from conewise.sweeps.storage.result_data import Missing
 from conewise.threads import gc_paused
 
 KEPT = 32
@@ -102,15 +98,6 @@ def calibrate(model: Captured) -> Calibration:
     return known
 
 
-class Planned(Protocol):
-    """Makes the plan of a batch."""
-
-    def __call__(
-        self, batch: Batch, max_memory: int | None, evaluator: str, cut: StoredCut | None = None
-    ) -> SweepPlan:
-        """Return the plan; `cut` is how a run that is resumed was cut."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The options of a run; `plan` is the plan that was given."""
@@ -142,19 +129,7 @@ class Options:
         return cls(evaluator, plan.max_memory if max_memory is None else max_memory, plan)
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The result: metrics of the worlds [metric, cell, prompt], of base and source [metric, prompt]."""
-
-    plan: SweepPlan
-    ledger: SweepLedger
-    per_prompt: Tensor
-    base: Tensor
-    source: Tensor | None
-    missing: tuple[Missing, ...] = ()
-
-
-class SweepJob(Job[Numbers]):
+class SweepJob(Job[Any]):
     """One run of a sweep."""
 
     def __init__(self, sweep: Any, options: Options) -> None:
@@ -189,13 +164,13 @@ class SweepJob(Job[Numbers]):
 
     def plan(self, batch: int, cut: Callable[[str], StoredCut | None]) -> BatchPlan:
         """Plan a batch. Raises WeightsChangedError where a run was made with other weights."""
-        sweep, options, during, here = self.sweep, self.options, self.phases.during, self.here()
+        options, during, here = self.options, self.phases.during, self.here()
         with during("baselines", counted(batch, self.batches)):  # some make their runs when asked
             found = here.batch(batch)
         planning = during("planning", f"{self.cells:,} worlds")
         with trusting(found, self.weights, self.phases), planning, gc_paused():
             known = cut(options.evaluator)
-            plan = plan_for(self.model, sweep.spec, sweep._planned, batch, found, options, known)
+            plan = self._plan(batch, found, known)
         here.plans[batch] = plan
         chunks, costs = chunks_of(plan)
         assert plan.compiled is not None
@@ -221,11 +196,10 @@ class SweepJob(Job[Numbers]):
         self.sweep.facts.forget()
         self.sweep.forget()
 
-    def result(self, run: JobRun[Numbers]) -> Numbers:
+    def result(self, run: JobRun[Any]) -> Any:
         """Return all batches together. Raises SweepError where there is nothing of a batch."""
         batches, missing = run.batches, run.missing
-        known = [one for one in batches if one.base is not None]
-        if not known or all(not one.rows and not one.parts for one in batches):
+        if all(one.base is None or not (one.rows or one.parts) for one in batches):
             raise SweepError(
                 f"no share of this sweep could be run: {'; '.join(dict.fromkeys(one.why for one in missing))}"
             )
@@ -235,18 +209,47 @@ class SweepJob(Job[Numbers]):
                 whys = dict.fromkeys(one.why for one in missing if one.batch == number)
                 raise SweepError(f"no share of batch {number} could be run: {'; '.join(whys)}")
             values.append(_reordered([run.values(number)], batch.plan.order))
-        sources = [one.source for one in batches if one.source is not None]
         plan, ledger = of_batches([one.plan.plan for one in batches]), run.ledger
         if run.is_here and not ledger.resumed:
             calibration_of(self.model).note(plan.evaluator, plan.launches, plan.flops, ledger.compute_seconds)
-        return Numbers(
-            plan,
-            ledger,
+        whole, weights = (
             torch.cat([numbers.transpose(0, 1) for numbers in values], dim=-1),
-            torch.cat([one.base for one in known if one.base is not None], dim=-1),
-            torch.cat(sources, dim=-1) if len(sources) == len(batches) else None,
-            tuple(missing),
+            self.weights.whole,
         )
+        return self.sweep._result(plan, ledger, whole, run.baselines(), weights, missing=tuple(missing))
+
+    def _plan(self, number: int, batch: Batch, cut: StoredCut | None) -> SweepPlan:
+        """The plan of a batch: the one that was given, where it is for runs of this shape.
+
+        Raises SweepError where that is of something else.
+        """
+        options, spec, model = self.options, self.sweep.spec, self.model
+        given, worlds = options.plan, len(spec.cells)
+        if given is None or number:
+            asked = options.evaluator if given is None else given.evaluator
+            found: SweepPlan = self.sweep._planned(batch, options.max_memory, asked, cut)
+            return found
+        assert given.compiled is not None
+        shape = tuple(facts_of(model).shape(batch.base.inputs).layout.symbols.items())
+        if given.worlds != worlds or given.compiled.symbols != shape:
+            raise SweepError(
+                f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
+                f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
+            )
+        fitted = Planner(model, spec).fitted(given, batch.base, batch.source)
+        if fitted is None:
+            raise SweepError(
+                "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
+                "or runs that differ from another position on; or a conewise that plans otherwise made it. "
+                "Plan it again."
+            )
+        chunks = given.chunks if given.evaluator == "wavefront" else None
+        if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
+            raise SweepError(
+                "the stored run was cut into other chunks than this plan has, and would round differently. "
+                "Resume it without a plan, or start again in another folder."
+            )
+        return fitted
 
 
 class SweepComputing(Computing):
@@ -395,58 +398,6 @@ def counted(number: int, count: int) -> str:
     return f"{number + 1:,}/{count:,}" if count > 1 else ""
 
 
-def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
-    """Return the worlds of each chunk of a batch's plan, and what it costs, in FLOPs."""
-    assert plan.compiled is not None
-    compiled = plan.compiled
-    if plan.evaluator == "serial":
-        worlds = len(compiled.order)
-        chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
-        return chunks, [plan.flops // plan.batches * len(one) // worlds for one in chunks]
-    chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-    return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
-
-
-def plan_for(
-    model: Captured,
-    spec: SweepSpec,
-    planned: Planned,
-    number: int,
-    batch: Batch,
-    options: Options,
-    cut: StoredCut | None,
-) -> SweepPlan:
-    """The plan of a batch: the one that was given, where it is for runs of this shape.
-
-    Raises SweepError where that is of something else.
-    """
-    given, worlds = options.plan, len(spec.cells)
-    if given is None or number:
-        asked = options.evaluator if given is None else given.evaluator
-        return planned(batch, options.max_memory, asked, cut)
-    assert given.compiled is not None
-    shape = tuple(facts_of(model).shape(batch.base.inputs).layout.symbols.items())
-    if given.worlds != worlds or given.compiled.symbols != shape:
-        raise SweepError(
-            f"this plan is of {given.worlds} worlds and inputs of sizes {dict(given.compiled.symbols)}; "
-            f"the sweep has {worlds} worlds and sizes {dict(shape)}. Plan it again."
-        )
-    fitted = Planner(model, spec).fitted(given, batch.base, batch.source)
-    if fitted is None:
-        raise SweepError(
-            "this plan is of another sweep: other cells, other outputs that metrics read, other weights "
-            "or runs that differ from another position on; or a conewise that plans otherwise made it. "
-            "Plan it again."
-        )
-    chunks = given.chunks if given.evaluator == "wavefront" else None
-    if cut is not None and (cut.evaluator, cut.chunks) != (given.evaluator, chunks or cut.chunks):
-        raise SweepError(
-            "the stored run was cut into other chunks than this plan has, and would round differently. "
-            "Resume it without a plan, or start again in another folder."
-        )
-    return fitted
-
-
 @contextmanager
 def trusting(batch: Batch, weights: Contents, phases: Phases, *, is_checked: bool = False) -> Iterator[None]:
     """Check that all runs of a batch were made with these weights; meanwhile, do not look for writes.
@@ -454,8 +405,7 @@ def trusting(batch: Batch, weights: Contents, phases: Phases, *, is_checked: boo
     Raises SweepError where a metric or an intervention changed the graph meanwhile.
     """
     put = (batch.intervention, *batch.own)
-    read = [run for one in put for run in one.runs]
-    readings = [run for run in dict.fromkeys((batch.base, batch.source, *read)) if run is not None]
+    readings = dict.fromkeys((*batch.runs, *(run for one in put for run in one.runs)))
     with ExitStack() as trusting:
         with phases.during("weights"):
             for reading in readings:
@@ -495,16 +445,8 @@ def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch
         can_record = facts.device.type == "cuda" and is_on_one
         shape = facts.shape(batch.base.inputs)
         budget = plan.max_memory or DEFAULT_MEMORY
-        pool = partial(_graph_pool, facts) if can_record else None
+        pool = (lambda: facts.graph_pool) if can_record else None
         known = WavefrontExecutor(model, compiled, shape, spec, facts.rules, pool, budget)
         keep(facts.executors, key, known, EXECUTORS)
     executor: WavefrontExecutor = known
     return executor
-
-
-def _graph_pool(facts: ModelFacts) -> GraphPool:
-    """The memory of a model's graphs, made when the first is recorded."""
-    if facts.graph_pool is None:
-        facts.graph_pool = GraphPool(facts.device)
-    pool: GraphPool = facts.graph_pool
-    return pool

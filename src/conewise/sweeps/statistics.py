@@ -16,12 +16,12 @@ from conewise.program.tensors import Tensor
 LEVEL, RESAMPLES, FEW = 0.95, 10_000, 5
 MOST_RESAMPLES = 1_000_000
 AT_ONCE = 1 << 22
-"""How many numbers are held at a time: of cells and choices of signs, and of choices and prompts."""
+"""The numbers that are held at a time: of cells and choices of signs, and of choices and prompts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What the prompts say of the effect of each cell, shaped like `Result.values`.
+    """Statistics of the effect of each cell over prompts, shaped like `Result.values`.
 
     `mean` is the effect, averaged over prompts, and `sem` the standard error of that. `low` and `high` are
     the interval of `level` by Student's t: the mean ± t · sem, with one degree of freedom less than there are
@@ -44,7 +44,7 @@ class Statistics:
 
     @property
     def note(self) -> str:
-        """What fewer than five prompts do not show; empty where there are more."""
+        """A caveat where there are fewer than five prompts; else empty."""
         if self.prompts >= FEW:
             return ""
         return (
@@ -117,7 +117,7 @@ def _all_signs(prompts: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _random_signs(prompts: int, count: int, seed: int) -> Iterator[tuple[slice, Tensor]]:
-    """So many choices of signs, [prompt, choice], of some prompts at a time; the same for the same seed."""
+    """Yield `count` choices of signs, [prompt, choice], some prompts at a time; equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed + 1)
     for some in _chunks(prompts, 4 * count):
         drawn = len(range(prompts)[some])

@@ -38,20 +38,17 @@ from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
 from conewise.runs.metrics import Metric, as_metric
 from conewise.runs.spreading import spread
-from conewise.status import Phases
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.reading import PHASES, MetricReader
-from conewise.sweeps.planning.fill_tables import counted_from_front, expect_swept, place_groups
-from conewise.sweeps.planning.patching import axis_lengths
+from conewise.sweeps.execution.reading import MetricReader, SweepLedger
+from conewise.sweeps.planning.patching import axis_lengths, counted_from_front, expect_swept, place_groups
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.planning.planner import Planner, facts_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.result import Result
-from conewise.sweeps.running import Numbers, Options, SweepJob, calibration_of
-from conewise.sweeps.storage.plan_spec import plain_spec
-from conewise.sweeps.storage.provenance import Given, lazy_provenance, provenance
+from conewise.sweeps.running import Options, SweepJob, calibration_of
+from conewise.sweeps.storage.provenance import Given, lazy_provenance, plain_spec, provenance
 from conewise.templates import heading
 from conewise.threads import Turn, gc_paused, one_thread
 
@@ -226,7 +223,7 @@ class Sweep(Runnable[Result]):
 
     @property
     def batches(self) -> int:
-        """How many baselines there are."""
+        """The number of baselines."""
         return len(self._batches)
 
     def batch(self, number: int) -> Batch:
@@ -273,7 +270,7 @@ class Sweep(Runnable[Result]):
 
     @property
     def _given(self) -> Given:
-        """What was given as base and source of each batch, and to cells as their own."""
+        """The base and source of each batch as they were given, and the cells' own sources."""
         return Given(self._batches.all_given(), self.own)
 
     # -- plan --------------------------------------------------------------------------------
@@ -281,7 +278,7 @@ class Sweep(Runnable[Result]):
     @_unreported()
     @within_memory("planning this sweep")
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
-        """What the sweep will compute, step by step, and at what cost; nothing of it is computed.
+        """Return the steps of the sweep and their cost; nothing is computed.
 
         Of several batches the first stands for all; a result has the plan of those that were run.
         """
@@ -307,7 +304,7 @@ class Sweep(Runnable[Result]):
         self._batches.expect_weights(now)
 
     def _asked(self) -> dict[str, Any]:
-        """What this sweep was given, as `Sweep` takes it beside the model."""
+        """Return the arguments of this sweep, as `Sweep` takes them beside the model."""
         given = self._batches.all_given()
         bases, sources = [base for base, _ in given], [source for _, source in given]
         return {
@@ -346,16 +343,24 @@ class Sweep(Runnable[Result]):
     def _run(
         self, how: How, *, evaluator: str = "auto", verify: Count = 0, plan: SweepPlan | None = None
     ) -> Result:
-        job, phases = SweepJob(self, Options.of(evaluator, how.max_memory, plan)), Phases(PHASES)
-        numbers = run_job(job, how, phases)
-        result = self._result(numbers, job.weights.whole)
+        result: Result = run_job(SweepJob(self, Options.of(evaluator, how.max_memory, plan)), how)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
-    def _result(self, numbers: Numbers, weights: Sums) -> Result:
-        base, source, per_prompt = numbers.base, numbers.source, numbers.per_prompt
-        return Result(
-            numbers.plan,
-            numbers.ledger,
+    def _result(
+        self,
+        plan: Any,
+        ledger: SweepLedger,
+        per_prompt: Tensor,
+        baselines: tuple[Tensor, Tensor | None],
+        weights: Sums,
+        kind: type[Result] = Result,
+        **more: Any,
+    ) -> Any:
+        """Return what a run found: [metric, cell, prompt], and [metric, prompt] of base and source."""
+        base, source = baselines
+        return kind(
+            plan,
+            ledger,
             self.spreads,
             tuple(metric.name for metric in self.metrics),
             per_prompt.mean(-1),
@@ -363,16 +368,15 @@ class Sweep(Runnable[Result]):
             base.mean(-1),
             None if source is None else source.mean(-1),
             lazy_provenance(self.model, self.spec, self._given, weights),
-            None,
-            self,
-            base,
-            source,
-            weights,
-            missing=numbers.missing,
+            sweep=self,
+            base_per_prompt=base,
+            source_per_prompt=source,
+            weights=weights,
+            **more,
         )
 
     def _stored(self, weights: Sums) -> Request:
-        """What a store has to know of this sweep."""
+        """Return the identity of this sweep, for a store."""
 
         def identity() -> dict[str, Any]:
             return provenance(self.model, self.spec, self._given, weights, strict=True)
@@ -384,7 +388,7 @@ class Sweep(Runnable[Result]):
         return Request(len(self.cells), self.batches, identity, order, self.facts.device)
 
     def rerun(self) -> Rerun:
-        """What is run again where cells of a result are checked by the module itself."""
+        """Return what runs cells of a result again, by the module itself."""
         targets = tuple("" if metric.whole else self.facts.target(metric) for metric in self.metrics)
         batches = tuple(partial(self.batch, number) for number in range(self.batches))
         return Rerun(self.model, self.cells, batches, targets, self.precision)
@@ -426,5 +430,4 @@ def swept_together(
     """
     jobs = [SweepJob(sweep, options) for sweep in sweeps]
     with _unreported():
-        found = run_jobs(jobs, folders, how)
-    return [sweep._result(one, jobs[0].weights.whole) for sweep, one in zip(sweeps, found, strict=True)]
+        return run_jobs(jobs, folders, how)

@@ -17,7 +17,7 @@ from conewise.report.folded import Folded
 from conewise.report.inside import Inside
 from conewise.report.story import Story
 from conewise.runs.captured import Captured
-from conewise.sweeps.execution.reading import SweepLedger, most
+from conewise.sweeps.execution.reading import summed
 from conewise.sweeps.findings import certainty, finding
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.result import Result
@@ -192,7 +192,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
     assert base is not None
     return Result(
         whole_plan([result.plan for result in results]),
-        _whole_ledger([result.ledger for result in results]),
+        summed(result.ledger for result in results),
         results[0].spreads,
         results[0].metrics,
         per_prompt.mean(-1),
@@ -216,19 +216,6 @@ def _missing(results: Sequence[Result]) -> Iterator[Missing]:
         for one in result.missing:
             yield replace(one, batch=before + one.batch)
         before += result.plan.batches
-
-
-def _whole_ledger(ledgers: Sequence[SweepLedger]) -> SweepLedger:
-    return SweepLedger(
-        sum(one.node_evaluations for one in ledgers),
-        sum(one.launches for one in ledgers),
-        sum(one.resumed for one in ledgers),
-        sum(one.seconds for one in ledgers),
-        sum(one.compute_seconds for one in ledgers),
-        most(one.peak_bytes for one in ledgers),
-        most(one.reserved_bytes for one in ledgers),
-        {name: sum(one.phases.get(name, 0.0) for one in ledgers) for name in ledgers[0].phases},
-    )
 
 
 def _whole_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

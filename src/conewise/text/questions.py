@@ -24,7 +24,7 @@ from conewise.arguments import Count, Samples, checked
 from conewise.attributing.attribution import Attribution, attributed_together
 from conewise.attributing.pieces import HYBRID, AttributionPlan
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
-from conewise.jobs.progress import PassedOn, bar
+from conewise.jobs.progress import bar
 from conewise.jobs.runnable import How, Runnable
 from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
@@ -419,12 +419,12 @@ class Question(Runnable[Answer]):
         results: list[Result] = []
         with bar(how.progress, len(groups) * len(self.cells), facts_of(self.model).device) as tell:
             if how.workers is not None and together is not None:
-                how = replace(how, progress=PassedOn(tell))
+                how = replace(how, progress=tell)
                 results += together([self.sweep(group) for group in groups], folders, how)
             else:
                 for group in groups:
                     with self._swept(group) as sweep:
-                        found = alone(sweep, replace(how, out=folders[group], progress=PassedOn(tell)))
+                        found = alone(sweep, replace(how, out=folders[group], progress=tell))
                         if verify:
                             found = replace(found, verification=found.verify(n=verify))
                     results.append(self._of_group(found))

@@ -105,11 +105,11 @@ def long_sweep(captured: Model) -> Sweep:
 
 def attribute(captured: Model, **options: Any) -> Approximation:
     """Edges by gradients."""
-    return captured.attribute(captured.edges(), **pair(), method="eap", **options).run()
+    return captured.attribute(captured.edges(), **pair(), method="eap").run(**options)
 
 
 def search(captured: Model, **options: Any) -> Circuit:
-    return captured.find_circuit(**pair(), threshold=0.25, **options).run()
+    return captured.find_circuit(**pair(), threshold=0.25).run(**options)
 
 
 def evaluate(circuit: Circuit) -> Evaluation:

@@ -20,11 +20,10 @@ from conewise.sweeps.planning.passes import (
     Step,
     alignment,
     build_pass,
-    from_plain,
-    to_plain,
 )
 from conewise.sweeps.planning.regions import WHOLE, Regions
 from conewise.sweeps.planning.schedule import Ranges, Schedule, members, schedule
+from conewise.sweeps.storage.codec import decoded, plain
 
 
 def combined(name: str) -> Any:
@@ -166,7 +165,7 @@ def test_nothing_is_held_at_the_end_but_what_is_read(scene: Scene) -> None:
 @given(scenes())
 def test_a_pass_is_equal_to_what_is_read_back_from_json(scene: Scene) -> None:
     program = built(scene)
-    assert from_plain(PassProgram, json.loads(json.dumps(to_plain(program)))) == program
+    assert decoded(json.loads(json.dumps(plain(program))), PassProgram, "it") == program
 
 
 @given(st.sets(st.integers(0, 12), min_size=1), st.sets(st.integers(0, 12), min_size=1))

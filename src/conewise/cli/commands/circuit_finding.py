@@ -23,8 +23,7 @@ from conewise.cli.options import (
     PairOptions,
     RunOptions,
     StoreOptions,
-    flat,
-    help_text,
+    subcommand,
 )
 from conewise.cli.output import (
     Status,
@@ -83,15 +82,7 @@ SHARE = 0.01
 """The usual threshold, of what removing all edges changes."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        "circuit",
-        help=help_text(HELP),
-        short_help="Find the circuit of a task, evaluate and draw it.",
-    )(flat(circuit))
-
-
+@subcommand("circuit", HELP, "Find the circuit of a task, evaluate and draw it.")
 def circuit(
     ctx: typer.Context,
     model: opt.Model,
@@ -325,7 +316,7 @@ class _Search:
 
 
 def _why_empty(circuit: Circuit) -> str:
-    """Why a circuit has no edge, and what to do."""
+    """Return why a circuit has no edge, and what to do."""
     sizes = [abs(score) for score in (circuit.scores or {}).values()]
     if not circuit.threshold or max(sizes, default=0.0) < circuit.threshold:
         return "no edge changes the metric by as much as --threshold; give a smaller one."

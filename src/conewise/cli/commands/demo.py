@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,16 @@ from rich.text import Text
 
 from conewise.arguments import shown_bytes
 from conewise.cli import options as opt
-from conewise.cli.options import help_text
-from conewise.cli.output import Status, expect_verified, expect_writable, print_json, result_json, table
+from conewise.cli.options import subcommand
+from conewise.cli.output import (
+    Status,
+    expect_verified,
+    expect_writable,
+    print_json,
+    result_json,
+    stdout,
+    table,
+)
 from conewise.cli.questions import ModelName, captured, question_json
 from conewise.errors import FormatError, LoadError, SweepError
 from conewise.files import is_leftover
@@ -42,11 +49,7 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo", help=help_text(HELP), short_help="Take a language model apart, and look at it.")(demo)
-
-
+@subcommand("demo", HELP, "Take a language model apart, and look at it.")
 def demo(
     tiny: Annotated[bool, typer.Option("--tiny", help="Use the small model.")] = False,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the page goes.")] = Path(
@@ -67,10 +70,11 @@ def demo(
     console = stdout(quiet=json)
     console.rule(f"{TITLE} {name} taken apart", align="left")
     question = ask(name, status)
-    with status.doing("planning"):
-        plan = question.plan(budget(question))
+    with status.doing("planning"):  # in some chunks: a bar moves after each
+        plan = question.plan(max(question.plan().peak_bytes // STEPS, LEAST))
     show_question(console, question, plan)
-    found = run(question, plan, command(tiny, out), status)
+    typed = ["conewise", "demo", *(["--tiny"] if tiny else []), *([] if out == OUT else ["--out", str(out)])]
+    found = run(question, plan, shlex.join(typed), status)
     page, folder = write(found, out, status)
     if json:
         files = {"out": str(folder), "report": str(page)}
@@ -80,7 +84,10 @@ def demo(
         )
     show_sites(console, found)
     show_cost(console, found)
-    show_files(console, page, folder, time.perf_counter() - started)
+    console.print(
+        f"\n[bold]Open {escape(str(page))}[/bold] in a browser; the numbers are in {escape(str(folder))}. "
+        f"({time.perf_counter() - started:.0f} s in all)"
+    )
     expect_verified(found.result, status)
 
 
@@ -163,11 +170,6 @@ def pairs(name: str) -> list[Pair]:
     return found
 
 
-def budget(question: Question) -> int:
-    """An amount of memory with which the run is cut into some chunks: a bar moves after each."""
-    return max(question.plan().peak_bytes // STEPS, LEAST)
-
-
 def run(question: Question, plan: SweepPlan, typed: str, status: Status) -> Demo:
     """Run the sweep, and samples of full forwards: some for their time, some for their numbers.
 
@@ -192,12 +194,6 @@ def timed(question: Question, when: str, status: Status) -> tuple[float, ...]:
     """The seconds of some full forwards, each of all prompts."""
     with status.doing(f"timing full forwards {when} the sweep"):
         return tuple(question.forward_seconds(1) for _ in range(FORWARDS // 2))
-
-
-def command(tiny: bool, out: Path) -> str:
-    """Return the command that makes this again."""
-    given = ["conewise", "demo"] + (["--tiny"] if tiny else [])
-    return shlex.join(given if out == OUT else [*given, "--out", str(out)])
 
 
 # -- the folder ----------------------------------------------------------------------------------
@@ -256,11 +252,6 @@ BUSY = 2.0
 
 UP, DOWN = "blue", "red"
 """Towards the source and away from it: told apart by colour-blind readers, and by the sign."""
-
-
-def stdout(*, quiet: bool) -> Console:
-    """Where the demo speaks; without a terminal in plain text, lines as long as they are."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), quiet=quiet)
 
 
 def show_question(console: Console, question: Question, plan: SweepPlan) -> None:
@@ -371,11 +362,3 @@ def show_cost(console: Console, found: Demo) -> None:
     )
     mark = "[green]✓[/green]" if check is not None and check.ok else "[red]✗[/red]"
     console.print(f"{mark} Verification {escape(str(check))}.")
-
-
-def show_files(console: Console, page: Path, folder: Path, seconds: float) -> None:
-    """Where to look."""
-    console.print(
-        f"\n[bold]Open {escape(str(page))}[/bold] in a browser; the numbers are in {escape(str(folder))}. "
-        f"({seconds:.0f} s in all)"
-    )

@@ -11,7 +11,7 @@ import typer
 from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, as_option
-from conewise.cli.options import LoadOptions, OutputOptions, flat, help_text, literal
+from conewise.cli.options import LoadOptions, OutputOptions, literal, subcommand
 from conewise.cli.output import Status, add_row, expect_writable_file, print_json, stdout, table
 from conewise.cli.questions import ModelName, placed
 from conewise.errors import Piece
@@ -53,17 +53,7 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("sites", help=help_text(SITES_HELP), short_help="List what can be patched in a model.")(
-        flat(sites)
-    )
-    app.command("cone", help=help_text(CONE_HELP), short_help="Draw what depends on a site.")(flat(cone))
-    app.command(
-        "verify", help=help_text(VERIFY_HELP), short_help="Check the captured graph against the model."
-    )(flat(verify))
-
-
+@subcommand("sites", SITES_HELP, "List what can be patched in a model.")
 def sites(
     model: opt.Model,
     kind: Annotated[
@@ -124,6 +114,7 @@ def _show_sites(rows: list[dict[str, Any]], kind: str) -> None:
     stdout().print(grid)
 
 
+@subcommand("cone", CONE_HELP, "Draw what depends on a site.")
 def cone(
     model: opt.Model,
     site: Annotated[
@@ -201,6 +192,7 @@ def _cone_json(folded: Folded, one: Cone) -> dict[str, Any]:
     }
 
 
+@subcommand("verify", VERIFY_HELP, "Check the captured graph against the model.")
 def verify(
     model: opt.Model,
     samples: Annotated[

@@ -11,7 +11,7 @@ import typer
 from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, shell_command
-from conewise.cli.options import help_text
+from conewise.cli.options import subcommand
 from conewise.cli.output import expect_writable, plan_json, print_as_json, print_json, show_cost, stdout
 from conewise.files import is_there
 
@@ -40,16 +40,7 @@ Examples:
 PAGE = "report.html"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("report", help=help_text(REPORT_HELP), short_help="Make a page of a run that was kept.")(
-        report
-    )
-    app.command("reproduce", help=help_text(REPRODUCE_HELP), short_help="Run the paper's experiments.")(
-        reproduce
-    )
-
-
+@subcommand("report", REPORT_HELP, "Make a page of a run that was kept.")
 def report(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="The folder of the run.", show_default=False)
@@ -119,6 +110,7 @@ def report(
     show_cost(console, result, story)
 
 
+@subcommand("reproduce", REPRODUCE_HELP, "Run the paper's experiments.")
 def reproduce(
     experiments: Annotated[
         list[str] | None,

@@ -6,13 +6,17 @@ those that are named as optional.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
-from typing import Annotated, Any
+from inspect import getdoc
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from conewise.cli.failing import CommandError
-from conewise.cli.options import help_text
+from conewise.cli.options import subcommand
 from conewise.cli.output import print_as_json
 from conewise.errors import nearest_names
 
@@ -68,6 +72,40 @@ def _shared(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
+def _of(kind: Any, **more: Schema) -> Schema:
+    """Return the schema of a dataclass as JSON, with `more` properties; its docstring explains the fields."""
+    hints = get_type_hints(kind)
+    return _object({one.name: _typed(hints[one.name]) for one in fields(kind)} | more, getdoc(kind) or "")
+
+
+def _typed(hint: Any) -> Schema:
+    """Return the schema of values of a type. A float may be null: JSON has no NaN, and no infinity."""
+    origin, kinds = get_origin(hint), [kind for kind in get_args(hint) if kind is not NoneType]
+    if origin is UnionType:
+        found = _typed(kinds[0])
+        return found if kinds[0] is float else _maybe(found)
+    if origin is tuple:
+        return _list(_typed(kinds[0]))
+    if origin in (dict, Mapping):
+        return _by_name(_typed(kinds[1]))
+    return _maybe(_number()) if hint is float else {str: _text, bool: _flag, int: _integer}[hint]()
+
+
+def _derived(name: str) -> Schema:
+    """Return the schema of what is printed as the dataclass that it is."""
+    from conewise.checks.recheck import CellCheck
+    from conewise.checks.verify import Verification
+    from conewise.circuits.evaluation import Evaluation
+    from conewise.sweeps.execution.reading import SweepLedger
+    from conewise.sweeps.planning.plan import PlanCosts
+
+    if name == "plan":
+        return _of(PlanCosts, ratio=_maybe(_number("full_evaluations / node_evaluations.")))
+    if name == "verification":
+        return _of(CellCheck, ok=_flag("True if nothing was wrong."), passed=_flag("And nothing unchecked."))
+    return _of({"evaluation": Evaluation, "measured": SweepLedger, "verify": Verification}[name])
+
+
 _ABLATION = ("resample", "zero", "mean")
 _HASH = "^[0-9a-f]{64}$"
 
@@ -113,30 +151,6 @@ SHARED: dict[str, Schema] = {
             "series": _plain("object", "What its figure draws."),
         }
     ),
-    "measured": _object(
-        {
-            "node_evaluations": _count("As counted while it ran."),
-            "launches": _count("The same."),
-            "resumed": _count("Cells that were kept from an earlier run."),
-            "seconds": _amount("Of the whole run."),
-            "compute_seconds": _amount("Of it, in the evaluator."),
-            "peak_bytes": _maybe(
-                _count(
-                    "What the process grew by at most; on a GPU, what tensors took there beyond what they "
-                    "held. Null where all was kept from an earlier run."
-                )
-            ),
-            "reserved_bytes": _maybe(
-                _count("On a GPU, how much more torch's allocator then had from the device.")
-            ),
-            "phases": _by_name(
-                _amount(),
-                "The seconds by phase (weights, planning, baselines, passes, storing, other), which add up "
-                "to those of the whole run. Of what a GPU does meanwhile, a phase has what the host "
-                "waited for.",
-            ),
-        }
-    ),
     "model": _object(
         {
             "name": _text("The model as it was named."),
@@ -144,28 +158,6 @@ SHARED: dict[str, Schema] = {
             "fingerprint": _text("SHA-256 of architecture and weights.", pattern=_HASH),
             "device": _text("Where it ran."),
             "dtype": _text("Of its weights."),
-        }
-    ),
-    "plan": _object(
-        {
-            "worlds": _count("One for each cell."),
-            "batches": _count("Baselines."),
-            "node_evaluations": _count("Nodes computed, once for each world that computes them; exact."),
-            "full_evaluations": _count("What full re-runs would compute."),
-            "launches": _count(
-                "Nodes computed, once for each chunk; a chain that one kernel computes counts once."
-            ),
-            "flops": _count("Floating-point operations."),
-            "full_flops": _count("Of full re-runs."),
-            "peak_bytes": _count("Memory held at most beside the model and the baseline."),
-            "max_memory": _maybe(_integer("The budget, in bytes.")),
-            "chunks": _list(_positive(), "Worlds of each chunk, for a batch."),
-            "evaluator": _text(
-                "wavefront or serial; both where batches differ; gradients where effects are estimated."
-            ),
-            "why": _text("Why this evaluator."),
-            "seconds": _maybe(_number("An estimate.")),
-            "ratio": _maybe(_number("full_evaluations / node_evaluations.")),
         }
     ),
     "question": _object(
@@ -188,26 +180,6 @@ SHARED: dict[str, Schema] = {
             "batches": _positive("Number of groups of prompts that were run together."),
             "seed": _integer("Random seed."),
         }
-    ),
-    "verification": _object(
-        {
-            "cells": _count("Cells that were run again."),
-            "hooked": _count("Of them, by hooks on the module."),
-            "interpreted": _count("Of them, by the captured program alone, operation by operation."),
-            "largest_deviation": _maybe(_number("Of any number.")),
-            "relative": _maybe(
-                _number("From the reference, or from these forwards, relative to the largest value.")
-            ),
-            "tolerance": _amount("What is allowed."),
-            "own_error": _maybe(
-                _number("Of the module's own forwards, from the reference, relative; null without one.")
-            ),
-            "reference": _text("The precision of the reference, or empty."),
-            "unchecked": _text("Why there is no reference where there has to be one, or empty."),
-            "ok": _flag("True if nothing was found to be wrong."),
-            "passed": _flag("True if it is ok, and every cell was run again by the module itself."),
-        },
-        "Random cells against full forwards of the module.",
     ),
 }
 """Parts that several commands print, by name."""
@@ -271,27 +243,7 @@ _FOUND: Schema = {
         {"writers": _positive(), "readers": _positive(), "edges": _positive()},
         "All that there is in the model.",
     ),
-    "evaluation": _object(
-        {
-            "metric": _text(),
-            "ablation": _one_of(*_ABLATION),
-            "size": _count("Edges of the circuit."),
-            "edges": _count("Edges of the model."),
-            "full": _maybe(_number("The metric of the model.")),
-            "ablated": _maybe(_number("With all edges removed.")),
-            "circuit": _maybe(_number("With all edges removed but the circuit's.")),
-            "complement": _maybe(_number("With the circuit's edges removed.")),
-            "faithfulness": _maybe(_number("(circuit − ablated) / (full − ablated).")),
-            "completeness": _maybe(_number("(complement − ablated) / (full − ablated).")),
-            "minimality": _maybe(
-                _number("The smallest change when one more edge is removed; null where it was not measured.")
-            ),
-            "weakest": _maybe(_text("That edge.")),
-            "per_prompt": _by_name(
-                _list(_maybe(_number())), "full, ablated, circuit and complement for each prompt."
-            ),
-        }
-    ),
+    "evaluation": _shared("evaluation"),
     "curve": _list(
         _object({"threshold": _number(), "edges": _positive(), "faithfulness": _maybe(_number())}),
         "Circuits of falling thresholds.",
@@ -461,34 +413,12 @@ COMMANDS: dict[str, Schema] = {
         {
             "model": _text("The model as it was named."),
             "fingerprint": SHARED["model"]["properties"]["fingerprint"],
-            "inputs": _count("Random inputs."),
-            "outputs": _count("Outputs of each."),
-            "bitwise": _flag("True if every output was equal bit for bit."),
-            "worst": _maybe(_number("The largest difference.")),
-            "row_deviation": _maybe(_number("Of a row of a batch from the row alone, relative.")),
-            "row_tolerance": _amount("What is allowed of it."),
-            "notes": _list(_text()),
-            "excess": _maybe(
-                _number("Where not: the distance from a higher precision, as a share of what is allowed.")
-            ),
-            "may_round": _flag("True if the capture said that the graph may round otherwise."),
             "ok": _flag("True if all held."),
-            "seed": _integer(),
-            "calls_differ": _flag("True if a module was called more or less often than the graph shows."),
+            "seed": _integer("Random seed."),
         }
     ),
 }
 """The objects that commands print, but for `command`, which has the command's name."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("schema", help=help_text(HELP), short_help="Print the JSON Schema of a command.")(schema)
-
-
-def names() -> list[str]:
-    """Return the commands that have a schema."""
-    return sorted(COMMANDS)
 
 
 def schema_of(command: str) -> Schema:
@@ -499,8 +429,10 @@ def schema_of(command: str) -> Schema:
 
         own = {**own, "properties": dict.fromkeys(NAMES, _shared("experiment"))}
     else:
-        properties = {"command": {"const": command}, **own["properties"]}
-        own = {**own, "properties": properties, "required": ["command", *own["required"]]}
+        whole = _derived(command) if command == "verify" else _object({})
+        properties = {"command": {"const": command}, **own["properties"], **whole["properties"]}
+        required = ["command", *own["required"], *whole["required"]]
+        own = {**whole, **own, "properties": properties, "required": required}
     used: Schema = {}
     waiting: list[Any] = [own]
     while waiting:
@@ -509,18 +441,19 @@ def schema_of(command: str) -> Schema:
         if isinstance(item, dict) and isinstance(item.get("$ref"), str):
             name = item["$ref"].rpartition("/")[2]
             if name not in used:
-                used[name] = SHARED[name]
-                waiting.append(SHARED[name])
+                used[name] = SHARED[name] if name in SHARED else _derived(name)
+                waiting.append(used[name])
     shared = {"$defs": dict(sorted(used.items()))} if used else {}
     title = f"What `conewise {command} --json` prints"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **own, **shared}
 
 
+@subcommand("schema", HELP, "Print the JSON Schema of a command.")
 def schema(
     command: Annotated[str, typer.Argument(metavar="COMMAND", help="sweep, plan, ...", show_default=False)],
 ) -> None:
     """Print a command's schema; see `HELP`."""
-    known = names()
+    known = sorted(COMMANDS)
     if command not in known:
         near = nearest_names(command, known)
         hint = f" Did you mean {near[0]}?" if near else ""

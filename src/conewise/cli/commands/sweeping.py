@@ -16,8 +16,7 @@ from conewise.cli.options import (
     PlanOptions,
     QuestionOptions,
     SweepOptions,
-    flat,
-    help_text,
+    subcommand,
 )
 from conewise.cli.output import (
     CellCounter,
@@ -95,28 +94,13 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(
-        "sweep",
-        help=help_text(SWEEP_HELP),
-        short_help="Patch every site, and say what each does to the metric.",
-    )(flat(sweep))
-    app.command("plan", help=help_text(PLAN_HELP), short_help="Say what a sweep would cost; run nothing.")(
-        flat(plan)
-    )
-    app.command(
-        "edges",
-        help=help_text(EDGES_HELP),
-        short_help="Patch every edge between heads and MLPs, and say what each does.",
-    )(flat(edges))
-
-
+@subcommand("sweep", SWEEP_HELP, "Patch every site, and say what each does to the metric.")
 def sweep(ctx: typer.Context, model: opt.Model, *, options: QuestionOptions, how: SweepOptions) -> None:
     """Patch every site in a world of its own; see `SWEEP_HELP`."""
     run_question(ctx, "sweep", model, options, how)
 
 
+@subcommand("edges", EDGES_HELP, "Patch every edge between heads and MLPs, and say what each does.")
 def edges(
     ctx: typer.Context, model: opt.Model, *, options: EdgeOptions, plan: opt.Plan = False, how: SweepOptions
 ) -> None:
@@ -131,6 +115,7 @@ def edges(
         run_question(ctx, "edges", model, options, how)
 
 
+@subcommand("plan", PLAN_HELP, "Say what a sweep would cost; run nothing.")
 def plan(model: opt.Model, *, options: QuestionOptions, how: PlanOptions) -> None:
     """Report what a sweep would cost; see `PLAN_HELP`."""
     plan_question("plan", model, options, how)

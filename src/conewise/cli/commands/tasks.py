@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from conewise.cli import options as opt
-from conewise.cli.options import LoadOptions, OutputOptions, flat, help_text
+from conewise.cli.options import LoadOptions, OutputOptions, subcommand
 from conewise.cli.output import Status, print_json
 from conewise.cli.questions import ModelName
 
@@ -27,13 +27,7 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("task", help=help_text(HELP), short_help="Print prompts of one of the field's tasks.")(
-        flat(task)
-    )
-
-
+@subcommand("task", HELP, "Print prompts of one of the field's tasks.")
 def task(
     name: Annotated[str, typer.Argument(metavar="TASK", help="The task, for one: ioi.")],
     model: opt.Model,

@@ -10,7 +10,7 @@ import typer
 from conewise.cli import CHECK_FAILED
 from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, command_of, shell_command
-from conewise.cli.options import LoadOptions, OutputOptions, ResultOptions, RunOptions, flat, help_text
+from conewise.cli.options import LoadOptions, OutputOptions, ResultOptions, RunOptions, subcommand
 from conewise.cli.output import (
     Status,
     add_row,
@@ -46,13 +46,7 @@ Examples:
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(
-        "trace", help=help_text(HELP), short_help="Trace which states carry what is known of a subject."
-    )(flat(trace))
-
-
+@subcommand("trace", HELP, "Trace which states carry what is known of a subject.")
 def trace(
     ctx: typer.Context,
     model: opt.Model,

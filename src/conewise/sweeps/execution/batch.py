@@ -43,6 +43,11 @@ class Batch:
     own: Sequence[Intervention] = ()
     metrics: tuple[Metric, ...] = ()
 
+    @property
+    def runs(self) -> list[Reading]:
+        """The base, and the source where there is one."""
+        return [self.base] if self.source is None else [self.base, self.source]
+
     @cached_property
     def edges(self) -> EdgeValues:
         """The values that edges put in."""

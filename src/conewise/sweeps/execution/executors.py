@@ -29,19 +29,16 @@ from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import MetricReader, SweepLedger
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
-from conewise.sweeps.planning.fill_tables import read_in
 from conewise.sweeps.planning.layout import Constants, index_tensor
 from conewise.sweeps.planning.passes import PassProgram, baseline_pass, can_stack, read_of_base
-from conewise.sweeps.planning.plan import Compiled
+from conewise.sweeps.planning.patching import read_in
+from conewise.sweeps.planning.plan import SERIAL_GROUP, Compiled
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 RUNNERS = 64
 """The passes of a plan that are kept ready, at most: thousands would hold more than a small budget."""
-
-SERIAL_GROUP = 16
-"""The number of worlds of a serial run that are one chunk, so that storing is cheap."""
 
 
 class Execution:
@@ -227,10 +224,9 @@ class WavefrontExecutor:
 
     def _computed(self, batch: Batch) -> tuple[Batch, bool]:
         """The batch with runs that a pass computed, where they are inputs; whether values stay in place."""
-        runs = [run for run in (batch.base, batch.source) if isinstance(run, InputRun)]
-        given = [run for run in (batch.base, batch.source) if run is not None]
+        runs = [run for run in batch.runs if isinstance(run, InputRun)]
         # Runs that somebody has read meanwhile too: what was asked before must not change the rounding.
-        if not runs or len(runs) < len(given):
+        if len(runs) < len(batch.runs):
             return batch, False
         runner = self._baseline(runs)
         if runner is None:
@@ -306,9 +302,8 @@ class WavefrontExecution(Execution):
         """Compute all worlds of a pass; the call fetches their metrics."""
         executor, batch, started = self._executor, self._batch, time.perf_counter()
         with ExitStack() as trusting:
-            for run in (batch.base, batch.source):
-                if run is not None:
-                    trusting.enter_context(run.checked_once())
+            for run in batch.runs:
+                trusting.enter_context(run.checked_once())
             trusting.enter_context(kernels_of_passes(executor.facts.device, executor.precision))
             runner = executor.runner(chunk, batch)
             outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)

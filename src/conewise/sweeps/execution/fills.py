@@ -20,7 +20,7 @@ from conewise.program.tensors import brought, has_nan
 from conewise.runs.interventions import Intervention
 from conewise.runs.values import Edit
 from conewise.sweeps.execution.batch import Batch, PartFunction, Site
-from conewise.sweeps.planning.fill_tables import FillTable
+from conewise.sweeps.planning.patching import FillTable
 from conewise.sweeps.planning.plan import Compiled, Pass
 from conewise.sweeps.planning.schedule import Ranges, members
 

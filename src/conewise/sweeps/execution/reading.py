@@ -52,6 +52,25 @@ class SweepLedger:
         self.peak_bytes = most([self.peak_bytes, None if peak is None else peak + kept])
         self.reserved_bytes = most([self.reserved_bytes, None if reserved is None else reserved + kept])
 
+    def add(self, other: SweepLedger) -> None:
+        """Add what another run did, one after the other: of memory it is the most of both."""
+        self.node_evaluations += other.node_evaluations
+        self.launches += other.launches
+        self.resumed += other.resumed
+        self.seconds += other.seconds
+        self.compute_seconds += other.compute_seconds
+        self.note_memory(other.peak_bytes, other.reserved_bytes)
+        for phase, seconds in other.phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+
+
+def summed(ledgers: Iterable[SweepLedger]) -> SweepLedger:
+    """Return the ledger of all runs together."""
+    total = SweepLedger()
+    for one in ledgers:
+        total.add(one)
+    return total
+
 
 def most(amounts: Iterable[int | None]) -> int | None:
     """The largest of those that are known; None where none is."""

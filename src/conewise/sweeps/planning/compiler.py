@@ -16,17 +16,19 @@ from conewise.arguments import shown_bytes
 from conewise.errors import Argument, SweepError
 from conewise.program.tensors import SPLIT, TF32
 from conewise.sweeps.planning.costs import Costs, Splitting
-from conewise.sweeps.planning.fill_tables import (
-    EdgeFill,
-    FillTable,
-    PlaceGroup,
-    counted_from_front,
-    fill_tables,
-    read_in,
-)
 from conewise.sweeps.planning.memory import NodeSizes, PutSizes, measured, serial_peak
 from conewise.sweeps.planning.passes import PassProgram, fused_pass
-from conewise.sweeps.planning.patching import Patching, axis_lengths
+from conewise.sweeps.planning.patching import (
+    EdgeFill,
+    FillTable,
+    Patching,
+    PlaceGroup,
+    axis_lengths,
+    counted_from_front,
+    fill_tables,
+    first_changes,
+    read_in,
+)
 from conewise.sweeps.planning.plan import Compiled, Pass, SweepPlan
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
@@ -41,7 +43,7 @@ from conewise.sweeps.planning.schedule import (
     stored_pieces,
 )
 from conewise.sweeps.planning.shape_facts import ShapeFacts
-from conewise.sweeps.planning.spec import Conditions, ReadOut, SweepSpec, first_changes
+from conewise.sweeps.planning.spec import Conditions, ReadOut, SweepSpec
 
 DEFAULT_MEMORY = 2 << 30
 """The bytes that a sweep may hold beside the model and its baseline, where nothing else is said."""
@@ -104,7 +106,7 @@ class Compilation:
         """Return what worlds put where: their own, then the edits of the base that they make again."""
         edited = self.patching.edited(self.conditions.edits, self.world_of)
         again = [
-            FillTable(edit.node, edit.site, -1, tuple(sorted(own)), edit=edit.number)
+            FillTable(edit.node, edit.site, -1, tuple(sorted(own)), (), (), (), edit=edit.number)
             for edit, own in sorted(edited.items(), key=lambda item: item[0].number)
         ]
         return (*fill_tables(self.patching.groups, self._numbers, self.world_of, self._edge_fill), *again)

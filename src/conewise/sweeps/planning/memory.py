@@ -14,9 +14,8 @@ from typing import Any
 from conewise.anatomy.places import EdgePlace
 from conewise.program.tensors import SPLIT
 from conewise.sweeps.planning.costs import Costs, Splitting
-from conewise.sweeps.planning.fill_tables import ReaderWork, part_size, reader_work
 from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, Step
-from conewise.sweeps.planning.patching import Edits, Patching
+from conewise.sweeps.planning.patching import Edits, Patching, ReaderWork, part_size, reader_work
 from conewise.sweeps.planning.regions import Regions
 from conewise.sweeps.planning.schedule import Schedule, count_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
@@ -184,7 +183,7 @@ class _Walk:
         return copy
 
     def _before(self, node: str, rows: int | None) -> int:
-        """Of the baseline's positions before the last `rows`, where repeating them takes memory."""
+        """Bytes of the baseline's positions before the last `rows`, where repeating them takes memory."""
         return 0 if rows is None else self._sizes.repeated(node, None) - self._sizes.repeated(node, rows)
 
     def _filled(self, node: str, size: int, count: int) -> int:
@@ -355,33 +354,33 @@ class NodeSizes:
         self._shape = facts.layout
 
     def value(self, node: str, rows: int | None) -> int:
-        """Of the value itself."""
+        """Return the bytes of the value itself."""
         return self._costs.bytes_of_copy(node, rows=rows)
 
     def repeated(self, node: str, rows: int | None) -> int:
-        """Of a copy of the baseline's value; none where it is repeated without one."""
+        """Return the bytes of a copy of the baseline's value; 0 where it is repeated without one."""
         return self._costs.bytes_of_repeating(node, rows=rows)
 
     def workspace(self, node: str, rows: int | None) -> int:
-        """Of all that computing it takes beside its value."""
+        """Return the bytes that computing it takes beside its value."""
         taken = self._space.each(node, rows, self._is_causal)
         for read in self._layout.copies(node, self._patched):
             taken += self._costs.bytes_of_copy(read, rows=self._regions.wanted(node, read))
         return taken
 
     def scratch(self, node: str, rows: int | None, kernel: str, worlds: int) -> int:
-        """Of all that computing it with this kernel takes beside its value, for all worlds together."""
+        """Return the bytes that this kernel takes beside its value, for all worlds together."""
         if kernel == SPLIT:
             assert self._splitting is not None
             return self._splitting.scratch(node, rows, worlds)
         return self._space.fixed(node, rows, self._is_causal)
 
     def part(self, node: str) -> int:
-        """Of the part of it that a world puts in."""
+        """Return the bytes of the part of it that a world puts in."""
         return 0 if self._put is None else self._put.part(node)
 
     def of_edges(self, node: str, worlds: int) -> int:
-        """Of all that edges make of it in so many worlds while it is put in, for all writers together."""
+        """Return the bytes that edges make of it in so many worlds, for all writers together."""
         return 0 if self._put is None else self._put.of_edges(node, worlds)
 
     def alias(self, node: str) -> str | None:

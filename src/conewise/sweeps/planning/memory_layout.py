@@ -272,9 +272,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 # What operations take beside their values while they run: fused attention is the one that takes much.
 
 QUERIES = ((768, 256), (192, 64), (0, 32))
-"""Of the CPU's kernel: with so many queries or more, so many are in a tile."""
+"""The tiles of the CPU's kernel: the least number of queries, and the queries of a tile then."""
 KEYS = 512
-"""Of the CPU's kernel: how many keys are in a tile."""
+"""The keys of a tile of the CPU's kernel."""
 
 
 class Workspace:

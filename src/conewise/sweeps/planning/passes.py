@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from conewise.program.records import SIZES, Program
 from conewise.reactive.graph import Graph
@@ -134,38 +133,6 @@ class PassProgram:
     def launches(self) -> int:
         """The number of operations that it launches, fills not counted."""
         return sum(1 for step in self.steps if step.worlds)
-
-
-def to_plain(item: Any) -> Any:
-    """Instructions as lists and mappings, what is as usual left out."""
-    if isinstance(item, Alignment | Read | Put | Step | PassProgram):
-        plain: dict[str, Any] = {}
-        for name, field in type(item).__dataclass_fields__.items():
-            value = getattr(item, name)
-            if value != field.default:
-                plain[name] = to_plain(value)
-        return plain
-    if isinstance(item, tuple):
-        return [to_plain(one) for one in item]
-    return item
-
-
-_PARTS: dict[str, Any] = {"align": Alignment, "put": Put, "reads": Read, "steps": Step, "targets": Read}
-"""The instructions that fields of others hold, one or several."""
-
-
-def from_plain(kind: Callable[..., Any], plain: Mapping[str, Any]) -> Any:
-    """Return the instruction of this kind that `to_plain` was given."""
-    made: dict[str, Any] = {}
-    for name in plain.keys() & kind.__dataclass_fields__.keys():  # type: ignore[attr-defined]
-        value, part = plain[name], _PARTS.get(name)
-        if part is not None:
-            is_one = isinstance(value, Mapping)
-            value = from_plain(part, value) if is_one else tuple(from_plain(part, one) for one in value)
-        elif isinstance(value, list):
-            value = tuple((int(one[0]), int(one[1])) if isinstance(one, list) else one for one in value)
-        made[name] = value
-    return kind(**made)
 
 
 # ------------------------------------------------------------------------------------------

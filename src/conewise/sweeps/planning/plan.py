@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from conewise.anatomy.places import Writers
 from conewise.arguments import checked, shown_bytes
 from conewise.errors import SweepError
 from conewise.files import Format, parse_json
-from conewise.sweeps.planning.fill_tables import EdgeFill, FillTable, OwnFill, read_in
-from conewise.sweeps.planning.passes import PassProgram, from_plain, to_plain
+from conewise.sweeps.planning.passes import PassProgram
+from conewise.sweeps.planning.patching import FillTable, read_in
 from conewise.sweeps.planning.schedule import Ranges, count_of
-from conewise.templates import bars, folded, lead, note, shown, table
+from conewise.sweeps.storage.codec import decoded, plain
+from conewise.templates import aligned, bars, folded, lead, note, shown, table
 
 FORMAT = Format("conewise plan", 1)
+
+SERIAL_GROUP = 16
+"""The number of worlds of a serial run that are one chunk, so that storing is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,7 @@ class PlanCosts:
         ]
 
     def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.rows())
-        return "\n".join(f"{label:<{width}}  {value}" for label, value in self.rows())
+        return "\n".join(aligned(self.rows()))
 
     def __repr__(self) -> str:
         batches = f" for each of {self.batches} batches" if self.batches > 1 else ""
@@ -138,20 +140,19 @@ class SweepPlan(PlanCosts):
     def to_json(self) -> str:
         """The plan as JSON; `SweepPlan.from_json` reads it."""
         header = FORMAT.header(writer=False)  # plans are equal, as text too, whoever wrote them
-        plain: dict[str, Any] = {**header, **self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
+        found: dict[str, Any] = {**header, **self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
         if self.compiled is not None:
-            plain["compiled"] = self.compiled.to_plain()
-        return _lines(plain)
+            found["compiled"] = self.compiled.to_plain()
+        return _lines(found)
 
     @classmethod
     def from_json(cls, text: str) -> SweepPlan:
         """The plan that `to_json` wrote. Raises FormatError for one of a newer version."""
         try:
-            plain = FORMAT.expect(parse_json(text), "this plan")
-            costs = {one.name: _expect(plain[one.name], one.name, str(one.type)) for one in fields(PlanCosts)}
-            costs["chunks"] = tuple(costs["chunks"])
-            compiled = Compiled.from_plain(plain["compiled"]) if "compiled" in plain else None
-            found = cls(**costs, compiled=compiled, spec=_expect(plain.get("spec", {}), "spec", "dict"))
+            given = FORMAT.expect(parse_json(text), "this plan")
+            compiled = Compiled.from_plain(given["compiled"]) if "compiled" in given else None
+            spec = decoded(given.get("spec", {}), dict[str, Any], "spec")
+            found = cls(**decoded(given, PlanCosts, "it").costs(), compiled=compiled, spec=spec)
             found.check()
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise SweepError(
@@ -186,21 +187,6 @@ class SweepPlan(PlanCosts):
         assert counted * self.batches == self.node_evaluations, "the steps are what is counted"
 
 
-def _expect(value: Any, name: str, kind: str) -> Any:
-    """A value of a plan that was read, of the type that it is declared with."""
-    of_kind = {
-        "int": type(value) is int,
-        "int | None": value is None or type(value) is int,
-        "float | None": value is None or type(value) in (int, float),
-        "str": isinstance(value, str),
-        "tuple[int, ...]": isinstance(value, list) and all(type(one) is int for one in value),
-        "dict": isinstance(value, dict),
-    }
-    if not of_kind[kind]:
-        raise ValueError(f"{name} is {value!r:.40}")
-    return value
-
-
 def _lines(plain: Mapping[str, Any]) -> str:
     """JSON with a line for each step, so that a change of plan shows in a diff."""
     parts = []
@@ -230,6 +216,18 @@ def _program_lines(program: Mapping[str, Any]) -> str:
         else:
             rows.append(f'"{key}": {json.dumps(one)}')
     return "\n   {" + ",\n    ".join(rows) + "}"
+
+
+def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
+    """Return the worlds of each chunk of a batch's plan, and what it costs, in FLOPs."""
+    assert plan.compiled is not None
+    compiled = plan.compiled
+    if plan.evaluator == "serial":
+        worlds = len(compiled.order)
+        chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
+        return chunks, [plan.flops // plan.batches * len(one) // worlds for one in chunks]
+    chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+    return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
 
 
 def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
@@ -271,6 +269,8 @@ class Pass:
     `program` is the number of what is done; equal passes have the same.
     """
 
+    as_row: ClassVar[bool] = True
+
     first: int
     worlds: int
     start: int
@@ -302,69 +302,15 @@ class Compiled:
         return replace(self, programs=tuple(bare))
 
     def to_plain(self) -> dict[str, Any]:
-        """As lists and mappings."""
-        return {
-            "symbols": dict(self.symbols),
-            "targets": list(self.targets),
-            "order": list(self.order),
-            "steps": [[node, [list(one) for one in worlds]] for node, worlds in self.steps],
-            "passes": [[one.first, one.worlds, one.start, one.program] for one in self.passes],
-            "programs": [to_plain(program) for program in self.programs],
-            "fills": [_table_to_plain(table) for table in self.fills],
-            "columns": dict(self.columns),
-        }
+        """Return lists and mappings."""
+        return {**plain(self), "symbols": dict(self.symbols), "columns": dict(self.columns)}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Compiled:
-        """From what `to_plain` made of it."""
-        return cls(
-            tuple(plain["symbols"].items()),
-            tuple(plain["targets"]),
-            tuple(plain["order"]),
-            tuple((node, tuple((a, b) for a, b in worlds)) for node, worlds in plain["steps"]),
-            tuple(Pass(*one) for one in plain["passes"]),
-            tuple(from_plain(PassProgram, one) for one in plain["programs"]),
-            tuple(_table(one) for one in plain["fills"]),
-            tuple(plain["columns"].items()),
-        )
-
-
-def _table_to_plain(table: FillTable) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "node": table.node,
-        "site": list(table.site),
-        "ordinal": table.ordinal,
-        "worlds": list(table.worlds),
-        "axes": list(table.axes),
-        "index": [list(along) for along in table.index],
-        "fixed": [[axis, [kind, list(one)]] for axis, (kind, one) in table.fixed],
-    }
-    if (edges := table.edges) is not None:
-        plain["edges"] = [list(edges.writers), edges.entry, edges.work, edges.at_once, edges.live]
-    if table.own is not None:
-        plain["own"] = [list(table.own.sources), table.own.how]
-    return plain if table.edit is None else {**plain, "edit": table.edit}
-
-
-def _table(plain: Mapping[str, Any]) -> FillTable:
-    name, layer, stack = plain["site"]
-    return FillTable(
-        plain["node"],
-        (name, layer, stack),
-        plain["ordinal"],
-        tuple(plain["worlds"]),
-        tuple(plain["axes"]),
-        tuple(tuple(along) for along in plain["index"]),
-        tuple((axis, (kind, tuple(one))) for axis, (kind, one) in plain["fixed"]),
-        plain.get("edit"),
-        None if plain.get("edges") is None else EdgeFill(_writers(plain["edges"][0]), *plain["edges"][1:]),
-        None if plain.get("own") is None else OwnFill(tuple(plain["own"][0]), plain["own"][1]),
-    )
-
-
-def _writers(plain: Sequence[Any]) -> tuple[Writers, ...]:
-    """The writers of each world: all are numbers, or all are several numbers."""
-    return tuple(map(tuple, plain)) if plain and isinstance(plain[0], Sequence) else tuple(plain)
+    def from_plain(cls, given: Mapping[str, Any]) -> Compiled:
+        """Return what `to_plain` made these of."""
+        pairs = {name: list(given[name].items()) for name in ("symbols", "columns")}
+        found: Compiled = decoded({**given, **pairs}, cls, "it")
+        return found
 
 
 # ------------------------------------------------------------------------------------------

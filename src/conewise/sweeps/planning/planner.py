@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from conewise.anatomy.placements import Outputs
@@ -24,6 +25,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, most_behind, nodes_read
 from conewise.runs.reading import Reading
 from conewise.runs.values import reader
+from conewise.sweeps.execution.cuda_graph import GraphPool
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.costs import SplitWeights
 from conewise.sweeps.planning.fusing import find_fusions
@@ -65,7 +67,6 @@ class ModelFacts:
         self.mixing: dict[Hashable, str] = {}
         self.executors: OrderedDict[Hashable, Any] = OrderedDict()
         self.rules: dict[str, Rule] = {}
-        self.graph_pool: Any = None
         self._shapes: dict[Hashable, ShapeFacts] = {}
         self._found_with: Sums | None = None
         self._graph, self._found_in = model.graph, model.graph.changes
@@ -89,6 +90,11 @@ class ModelFacts:
         self.executors.clear()
         self.split_weights.clear()
         self._found_with = None
+
+    @cached_property
+    def graph_pool(self) -> GraphPool:
+        """The memory of the model's graphs, made when the first is recorded."""
+        return GraphPool(self.device)
 
     def shape(self, inputs: Mapping[str, Tensor]) -> ShapeFacts:
         """The facts of runs with inputs of these shapes."""
@@ -175,7 +181,8 @@ class Planner:
         conditions = self.conditions(base, source, shape)
         own = self.spec.identity, tuple(shape.layout.symbols.items()), conditions
         for (spec, symbols, made_for), known in self.facts.plans.items():
-            if known.compiled is plan.compiled and own == (spec, symbols, made_for.of_runs()):
+            of_runs = replace(made_for, max_memory=None, evaluator="auto", cut=None)
+            if known.compiled is plan.compiled and own == (spec, symbols, of_runs):
                 return plan
         cut = StoredCut(plan.evaluator, plan.chunks)
         compiled = self.compiled(shape, replace(conditions, evaluator=plan.evaluator, cut=cut)).compiled
@@ -268,14 +275,15 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     """Return what the metrics of a spec read of runs of one shape."""
     targets = facts.targets(spec.metrics)
     columns: tuple[tuple[str, int], ...] = ()
-    if len(targets) == 1 and spec.reads_few_tokens and is_product(targets[0], facts, shape):
+    reads_few_tokens = all(metric.among is not None for metric in spec.metrics)
+    if len(targets) == 1 and reads_few_tokens and is_product(targets[0], facts, shape):
         columns = ((targets[0], len(spec.tokens)),)
     taken = tuple(
         (facts.target(metric), metric.last, metric.copies)
         for metric in spec.metrics
         if not metric.whole and metric.copies
     )
-    last = spec.reads_last(lambda metric: facts.read.has_last(facts.target(metric)))
+    last = all(metric.last and facts.read.has_last(facts.target(metric)) for metric in spec.metrics)
     return ReadOut(targets, last, columns, taken)
 
 

@@ -177,7 +177,8 @@ def merged_order(first: int, second: int) -> Ranges | None:
     pieces = sorted(
         (start, stop, base + before)
         for mask, base in ((first, 0), (second, first.bit_count()))
-        for (start, stop), before in zip(ranges_of(mask), _befores(mask), strict=True)
+        for start, stop in ranges_of(mask)
+        for before in [(mask & ((1 << start) - 1)).bit_count()]
     )
     found: list[tuple[int, int]] = []
     for start, stop, place in pieces:
@@ -186,15 +187,6 @@ def merged_order(first: int, second: int) -> Ranges | None:
         else:
             found.append((place, place + stop - start))
     return tuple(found)
-
-
-def _befores(mask: int) -> list[int]:
-    """Return how many worlds of the mask stand before each of its ranges."""
-    found, total = [], 0
-    for start, stop in ranges_of(mask):
-        found.append(total)
-        total += stop - start
-    return found
 
 
 # ------------------------------------------------------------------------------------------

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import torch
 
-from conewise.anatomy.axes import View
 from conewise.anatomy.places import Place, SourcedPlace
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.sweeps.planning.fill_tables import PlaceGroup
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.regions import RegionFinder
 from conewise.sweeps.planning.shape_facts import ShapeFacts
@@ -61,7 +59,7 @@ class SweepSpec:
 
     @cached_property
     def own(self) -> tuple[tuple[int, str, int], ...]:
-        """Of places that have sources of their own: which, how they are put in, and how large they are."""
+        """The places with sources of their own: which source, how it is put in, and how large it is."""
         # Kinds are looked at first, without a step of Python for each place: cells may be tens of thousands.
         kinds = set(map(type, chain.from_iterable(self.cells)))
         if not any(issubclass(kind, SourcedPlace) for kind in kinds):
@@ -73,15 +71,6 @@ class SweepSpec:
     def tokens(self) -> tuple[int, ...]:
         """The tokens whose logits the metrics read, where they read no others."""
         return tuple(sorted({token for metric in self.metrics for token in metric.tokens}))
-
-    @property
-    def reads_few_tokens(self) -> bool:
-        """True if every metric reads the logits of a few tokens only."""
-        return all(metric.among is not None for metric in self.metrics)
-
-    def reads_last(self, has_last: Callable[[Metric], bool]) -> bool:
-        """True if every metric reads the last position alone, of an output where that is known."""
-        return all(metric.last and has_last(metric) for metric in self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +129,6 @@ class Conditions:
     evaluator: str = "auto"
     cut: StoredCut | None = None
 
-    def of_runs(self) -> Conditions:
-        """Those that the runs make, without what was asked of the plan."""
-        return replace(self, max_memory=None, evaluator="auto", cut=None)
-
 
 def read_conditions(
     base: Reading, source: Reading | None, shape: ShapeFacts, read: Callable[[str], Any]
@@ -177,53 +162,10 @@ def standing_edits(base: Reading) -> tuple[StandingEdit, ...]:
 # position at which base and source inputs differ is the first that a patch from the source can change.
 
 
-def first_changes(
-    groups: Sequence[PlaceGroup],
-    numbers: Sequence[Sequence[tuple[int, ...]]],
-    cells: int,
-    finder: RegionFinder,
-    layout: Layout,
-    from_source: Mapping[str, int],
-) -> tuple[int, ...]:
-    """For each cell, the first position that it changes; 0 where nothing is known.
-
-    `from_source` has the nodes whose values in the source differ from the base's from a position on only.
-    """
-    length = only_length(layout)
-    found = [length] * cells
-    for group, own in zip(groups, numbers, strict=True):
-        if "pos" in group.axes and _shows_positions(group, finder):
-            at = group.axes.index("pos")
-            for cell, index in zip(group.cells, own, strict=True):
-                found[cell] = min(found[cell], index[at])
-            continue
-        start = _start(group, length, finder, from_source)
-        for cell in group.cells:
-            found[cell] = min(found[cell], start)
-    return tuple(found)
-
-
 def only_length(layout: Layout) -> int:
     """Return how many positions a run has; 0 where its inputs have several lengths, or none."""
     lengths = layout.lengths
     return next(iter(lengths)) if len(lengths) == 1 else 0
-
-
-def _start(group: PlaceGroup, length: int, finder: RegionFinder, from_source: Mapping[str, int]) -> int:
-    """The first position of a group that selects no single one."""
-    if not finder.has_rows(group.node) or "pos" in group.axes:
-        return 0
-    part = group.place.part.get("pos")
-    if part is None:
-        if group.sources is not None:
-            return 0  # what is not the source's differs from the base anywhere
-        return from_source.get(group.node, 0)
-    return first_position(part, length) if _shows_positions(group, finder) else 0
-
-
-def _shows_positions(group: PlaceGroup, finder: RegionFinder) -> bool:
-    view: View = group.located.site.view or group.located.view
-    return finder.has_rows(group.node) and finder.shows_positions(group.node, view)
 
 
 def first_position(part: Any, length: int) -> int:

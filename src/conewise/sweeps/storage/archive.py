@@ -29,7 +29,8 @@ from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
-from conewise.sweeps.storage.result_data import Missing, ResultData, decoded, from_rows
+from conewise.sweeps.storage.codec import decoded, from_rows
+from conewise.sweeps.storage.result_data import Missing, ResultData
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
 FORMAT = Format("conewise result", 1)

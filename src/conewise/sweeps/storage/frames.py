@@ -9,7 +9,8 @@ from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import has_one_writer
 from conewise.extras import needs
 from conewise.program.tensors import Tensor
-from conewise.sweeps.storage.result_data import ResultData, unpacked
+from conewise.sweeps.storage.codec import unpacked
+from conewise.sweeps.storage.result_data import ResultData
 
 with needs("tables"):
     import pandas as pd
