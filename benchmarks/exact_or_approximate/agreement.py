@@ -9,8 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.exact_or_approximate.pieces import Effects, Numbers
-from conewise.attributing.approximation import LEVEL, SampleError
-from conewise.attributing.approximation import Comparison, largest, pearson, share_bound, spearman
+from conewise.attributing.approximation import (
+    LEVEL,
+    Comparison,
+    SampleError,
+    largest,
+    pearson,
+    share_bound,
+    spearman,
+)
 
 Chosen = npt.NDArray[np.int64]
 
