@@ -6,7 +6,9 @@ The functions at the end are what the ops of this package check their values wit
 from __future__ import annotations
 
 import builtins
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from conewise.errors import GraphError
-from conewise.reactive.gradients import GRADIENT, Vjp, Vjps
+from conewise.reactive.gradients import GRADIENT, Read, Vjp, Vjps
 
 Params = tuple[tuple[str, Any], ...]
 
@@ -144,60 +146,30 @@ def expect_shape(name: str, value: Any, of: tuple[int, ...] | None) -> None:
 # -- Elementwise arithmetic: sums, products and scalings of values of one shape --------------------
 
 
-def _same(value: Any) -> Any:
-    return value
+Product = tuple[Callable[..., Any], tuple[Read, ...]]
+"""A function of the incoming gradient and of the values that are read besides it."""
 
 
-def _negative(value: Any) -> Any:
-    return -value
+def elementwise(name: str, function: Callable[..., Any], *products: Product | Vjp) -> Op:
+    """The op of values of one shape, with a vector-Jacobian product for each: see `Product`."""
+
+    def forward(*values: Any) -> Any:
+        expect_equal_shapes(name, *values)
+        return function(*values)
+
+    def vjp(back: Callable[..., Any], reads: tuple[Read, ...]) -> Vjp:
+        def pulled(g: Any, *values: Any) -> Any:
+            expect_gradient(g, np.shape(values[0]))
+            return back(g, *values)
+
+        return Vjp(pulled, (GRADIENT, *reads))
+
+    vjps = tuple(one if isinstance(one, Vjp) else vjp(*one) for one in products)
+    return Op(name, function if len(vjps) == 1 else forward, vjps)
 
 
-def _times(g: Any, other: Any) -> Any:
-    expect_gradient(g, np.shape(other))
-    return g * other
-
-
-SAME = Vjp(_same, (GRADIENT,))
-NEGATIVE = Vjp(_negative, (GRADIENT,))
-
-
-def _add(a: Any, b: Any) -> Any:
-    expect_equal_shapes("add", a, b)
-    return a + b
-
-
-def _sub(a: Any, b: Any) -> Any:
-    expect_equal_shapes("sub", a, b)
-    return a - b
-
-
-def _mul(a: Any, b: Any) -> Any:
-    expect_equal_shapes("mul", a, b)
-    return a * b
-
-
-def _div(a: Any, b: Any) -> Any:
-    expect_equal_shapes("div", a, b)
-    return a / b
-
-
-def _div_below(g: Any, a: Any, b: Any) -> Any:
-    expect_gradient(g, np.shape(b))
-    return -(g * a) / (b * b)
-
-
-def _div_above(g: Any, b: Any) -> Any:
-    expect_gradient(g, np.shape(b))
-    return g / b
-
-
-def _square(x: Any) -> Any:
-    return x * x
-
-
-def _square_back(g: Any, x: Any) -> Any:
-    expect_gradient(g, np.shape(x))
-    return 2.0 * g * x
+SAME = Vjp(lambda g: g, (GRADIENT,))
+NEGATIVE = Vjp(operator.neg, (GRADIENT,))
 
 
 def _bias_add(x: Any, bias: Any) -> Any:
@@ -221,31 +193,30 @@ def sum_to_last(g: Any) -> Any:
 
 def _total(*values: Any) -> Any:
     expect_equal_shapes("total", *values)
-    first, *rest = values
-    for value in rest:
-        first = first + value
-    return first
+    return functools.reduce(operator.add, values)
 
 
-identity = Op("identity", _same, (SAME,))
+identity = Op("identity", lambda x: x, (SAME,))
 """The value itself."""
 
-neg = Op("neg", _negative, (NEGATIVE,))
+neg = Op("neg", operator.neg, (NEGATIVE,))
 """−x"""
 
-add = Op("add", _add, (SAME, SAME))
+add = elementwise("add", operator.add, SAME, SAME)
 """a + b"""
 
-sub = Op("sub", _sub, (SAME, NEGATIVE))
+sub = elementwise("sub", operator.sub, SAME, NEGATIVE)
 """a − b"""
 
-mul = Op("mul", _mul, (Vjp(_times, (GRADIENT, 1)), Vjp(_times, (GRADIENT, 0))))
+mul = elementwise("mul", operator.mul, (operator.mul, (1,)), (operator.mul, (0,)))
 """a · b, elementwise"""
 
-div = Op("div", _div, (Vjp(_div_above, (GRADIENT, 1)), Vjp(_div_below, (GRADIENT, 0, 1))))
+div = elementwise(
+    "div", operator.truediv, (operator.truediv, (1,)), (lambda g, a, b: -(g * a) / (b * b), (0, 1))
+)
 """a / b, elementwise"""
 
-square = Op("square", _square, (Vjp(_square_back, (GRADIENT, 0)),))
+square = elementwise("square", lambda x: x * x, (lambda g, x: 2.0 * g * x, (0,)))
 """x²"""
 
 # The bias has one axis, so its gradient needs no shape but that of the incoming one.
@@ -275,10 +246,6 @@ def scale(factor: float) -> Op:
 # -- Matrix products, of two stacks of matrices or of anything with one weight matrix --------------
 
 
-def _turned(x: Any) -> Any:
-    return np.swapaxes(x, -1, -2)
-
-
 def _matmul(a: Any, b: Any) -> Any:
     left, right = np.shape(a), np.shape(b)
     if len(left) < 2 or left[:-2] != right[:-2] or left[-1:] != right[-2:-1]:
@@ -293,12 +260,12 @@ def _matmul_left(g: Any, b: Any) -> Any:
     # The rows are those of `a`, which is not read: they are taken as they come.
     rows = np.shape(g)[-2:-1]
     expect_gradient(g, (*np.shape(b)[:-2], *rows, np.shape(b)[-1]))
-    return g @ _turned(b)
+    return g @ np.swapaxes(b, -1, -2)
 
 
 def _matmul_right(g: Any, a: Any) -> Any:
     expect_gradient(g, (*np.shape(a)[:-1], *np.shape(g)[-1:]))
-    return _turned(a) @ g
+    return np.swapaxes(a, -1, -2) @ g
 
 
 def _linear(x: Any, weight: Any) -> Any:
@@ -432,7 +399,8 @@ def slice(  # noqa: A001 - its name everywhere; it is used as `ops.slice`
         vjp = Vjp(lambda g: back(g, size), (GRADIENT,))
     else:
         vjp = Vjp(lambda g, x: back(g, _size(x, axis)), (GRADIENT, 0))
-    return Op("slice", forward, (vjp,), params=_params(axis=axis, start=start, stop=stop, size=size))
+    params = (("axis", axis), ("start", start), ("stop", stop), ("size", size))
+    return Op("slice", forward, (vjp,), params=params)
 
 
 @parametric
@@ -481,19 +449,6 @@ def _along(x: Any, axis: int, part: builtins.slice) -> tuple[builtins.slice, ...
     return tuple(index)
 
 
-def _params(**params: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(params.items())
-
-
-def checked_axis(name: str, axis: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    """An axis, several, or None for all of them."""
-    if axis is None or isinstance(axis, int):
-        return axis
-    if isinstance(axis, tuple | list):
-        return tuple(axis)
-    raise GraphError(f"the axis of `ops.{name}` is a number, several, or None for all; {axis!r} is not.")
-
-
 # -- Reductions: sum and mean, over all axes or some -----------------------------------------------
 # Their gradients are the incoming one, repeated to the shape of the input; so they read the input for its
 # shape, and its dtype, unless they are told the shape beforehand (`of`).
@@ -503,7 +458,9 @@ Axis = int | Sequence[int] | None
 
 
 def _reduction(name: str, axis: Axis, keepdims: bool, of: Sequence[int] | None) -> Op:
-    along = checked_axis(name, axis)
+    if not isinstance(axis, int | tuple | list | None):
+        raise GraphError(f"the axis of `ops.{name}` is a number, several, or None for all; {axis!r} is not.")
+    along = tuple(axis) if isinstance(axis, list) else axis
     shape = None if of is None else as_shape(name, of)
     reduce = np.sum if name == "sum" else np.mean
 
@@ -512,7 +469,8 @@ def _reduction(name: str, axis: Axis, keepdims: bool, of: Sequence[int] | None) 
         return reduce(x, axis=along, keepdims=keepdims)
 
     def back(g: Any, like: tuple[int, ...], dtype: Any) -> Any:
-        reduced = _reduced(along, len(like))
+        axes = range(len(like)) if along is None else (along,) if isinstance(along, int) else along
+        reduced = {place % len(like) for place in axes}
         kept = tuple(1 if place in reduced else size for place, size in enumerate(like))
         left = kept if keepdims else tuple(size for place, size in enumerate(like) if place not in reduced)
         expect_gradient(g, left)
@@ -525,12 +483,6 @@ def _reduction(name: str, axis: Axis, keepdims: bool, of: Sequence[int] | None) 
     else:
         vjp = Vjp(lambda g: back(g, shape, None), (GRADIENT,))
     return Op(name, forward, (vjp,))
-
-
-def _reduced(axis: int | tuple[int, ...] | None, ndim: int) -> frozenset[int]:
-    if axis is None:
-        return frozenset(range(ndim))
-    return frozenset(place % ndim for place in ((axis,) if isinstance(axis, int) else axis))
 
 
 @parametric
