@@ -36,7 +36,6 @@ from conewise.paper.experiments.result import (
     warm,
 )
 from conewise.paper.experiments.transformers import (
-    Kind,
     PatchedSite,
     Transformer,
     best_device,
@@ -48,6 +47,7 @@ from conewise.paper.experiments.transformers import (
     same_bits,
 )
 from conewise.paper.theory.transformers import (
+    COMPONENTS,
     blueprint,
     encoder_cone,
     encoder_ratio,
@@ -304,12 +304,13 @@ class Family:
     ratio: Callable[..., Fraction]
 
 
-def _tiny_llama(layers: int, heads: int) -> Transformer:
-    """Build the paper's transformer with heads of two numbers and four positions: its cones are the same."""
-    return llama(layers, heads, 2 * heads, positions=4, seed=SEED)
-
-
-LLAMA = Family("Llama-style", _tiny_llama, transformer_cone, transformer_ratio)
+# With heads of two numbers and four positions: the cones are the same.
+LLAMA = Family(
+    "Llama-style",
+    lambda layers, heads: llama(layers, heads, 2 * heads, positions=4, seed=SEED),
+    transformer_cone,
+    transformer_ratio,
+)
 OTHERS = (
     Family("GPT-2-style", gpt2_style, gpt2_cone, gpt2_ratio),
     Family("encoder", encoder_style, encoder_cone, encoder_ratio),
@@ -423,9 +424,6 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
     ]
 
 
-_KINDS: tuple[Kind, Kind] = ("head", "mlp")
-
-
 def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, heads: int) -> list[Row]:
     """Return what the paper prints of a layer: its nodes, parameters among them, its sites, its boundary."""
     graph, where = model.graph, [f"layer{layer}." for layer in range(1, layers + 1)]
@@ -440,7 +438,7 @@ def _layers(model: Transformer, cones: Sequence[Row], at: str, layers: int, head
     shape = blueprint("llama", layers, heads)
     of_layer = [site for site, _ in shape.nodes if site.startswith("layers.1.")]
     own = sum(site in shape.params for site in of_layer)
-    head, mlp = (transformer_cone(layers, heads, layers, kind) for kind in _KINDS)
+    head, mlp = (transformer_cone(layers, heads, layers, kind) for kind in COMPONENTS)
     all_cones = heads * head + mlp
     return [
         Row(f"{at}, nodes of each layer, 7H+24", len(of_layer), nodes, str(7 * heads + 24)),

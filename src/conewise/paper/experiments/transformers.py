@@ -1,7 +1,8 @@
 """Transformers as real graphs, one node for each op and head: Llama-style, GPT-2-style, a post-norm encoder.
 
-The Llama-style one is the paper's, over torch; the others are over numpy, with their biases nodes of their
-own and small random weights: cones do not depend on width. Below them is what a timing on a device needs.
+The Llama-style one is the paper's, over torch; the others are the theory's blueprints over numpy, with their
+biases nodes of their own and small random weights: cones do not depend on width. Below them is what a timing
+on a device needs.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from conewise.paper import ops
+from conewise.paper.theory.transformers import Architecture, Component, blueprint
 from conewise.reactive.graph import Graph, Site
-
-Array = npt.NDArray[np.float64]
-Kind = Literal["head", "mlp"]
+from conewise.reactive.table import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class PatchedSite:
 
     site: Site
     layer: int
-    kind: Kind
+    kind: Component
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,104 +204,59 @@ def _logit_difference(stream: Tensor, directions: Tensor) -> Tensor:
 # -- GPT-2-style and encoder, over numpy -----------------------------------------------------------
 
 
-class _Builder:
-    """A graph in the making, whose parameters are drawn as they are named."""
-
-    def __init__(self, heads: int, seed: int, positions: int = 4, head_width: int = 2) -> None:
-        self.heads, self.head_width, self.width = heads, head_width, heads * head_width
-        self.graph = Graph()
-        self.patched: list[PatchedSite] = []
-        self._random = np.random.default_rng(seed)
-        self._mask: Array = np.zeros((positions, positions))
-        self.stream = self.graph.source("x", self._random.normal(size=(positions, self.width)))
-
-    def param(self, name: Site, *shape: int, around: float = 0.0) -> Site:
-        return self.graph.source(name, around + self._random.normal(size=shape) * 0.3, param=True)
-
-    def linear(self, name: Site, site: Site, reads: int, makes: int) -> Site:
-        """Add a product with a weight, and the bias as a node of its own; returns the biased site."""
-        product = self.graph.node(name, ops.linear, [site, self.param(f"{name}.weight", reads, makes)])
-        return self.graph.node(f"{name}_bias", ops.bias_add, [product, self.param(f"{name}.bias", makes)])
-
-    def norm(self, name: Site, site: Site) -> Site:
-        gain = self.param(f"{name}.weight", self.width, around=1.0)
-        return self.graph.node(name, ops.layernorm, [site, gain, self.param(f"{name}.bias", self.width)])
-
-    def attention(self, layer: int, q: Site, k: Site, v: Site, offsets: tuple[int, int, int]) -> Site:
-        """Add each head's slices, scores, scale and mask, softmax and product with v; then the concatenation.
-
-        `offsets` say where in the width of its site each of q, k and v begins.
-        """
-        node, outputs = self.graph.node, []
-        for head in range(self.heads):
-            of, start = f"layer{layer}.head{head}", head * self.head_width
-            parts = [
-                node(f"{of}.{name}", _columns(offset + start, offset + start + self.head_width), [site])
-                for name, site, offset in zip("qkv", (q, k, v), offsets, strict=True)
-            ]
-            scores = node(f"{of}.scores", _scores, parts[:2])
-            masked = node(f"{of}.masked", _scaled_and_masked(self.head_width**-0.5, self._mask), [scores])
-            weights = node(f"{of}.softmax", ops.softmax, [masked])
-            outputs.append(node(f"{of}.out", ops.matmul, [weights, parts[2]]))
-            self.patched.append(PatchedSite(outputs[-1], layer, "head"))
-        return node(f"layer{layer}.concat", ops.concat, outputs)
-
-    def mlp(self, layer: int, site: Site) -> Site:
-        inner = self.linear(f"layer{layer}.fc", site, self.width, 4 * self.width)
-        acted = self.graph.node(f"layer{layer}.gelu", ops.gelu, [inner])
-        out = self.linear(f"layer{layer}.proj", acted, 4 * self.width, self.width)
-        self.patched.append(PatchedSite(out, layer, "mlp"))
-        return out
-
-    def add(self, name: Site, site: Site) -> Site:
-        return self.graph.node(name, ops.add, [self.stream, site])
-
-    def causal(self) -> None:
-        """Let no position see a later one from here on."""
-        self._mask = np.triu(np.full_like(self._mask, -1e9), 1)
-
-    def finish(self) -> Transformer:
-        output = self.graph.node("readout", _readout, [self.stream, self.param("readout.weight", self.width)])
-        return Transformer(self.graph, tuple(self.patched), output)
-
-
 def gpt2_style(layers: int, heads: int, seed: int = 0) -> Transformer:
     """Build a model with LayerNorm before each half, q, k and v from one fused product, GELU."""
-    build = _Builder(heads, seed)
-    build.causal()
-    for layer in range(1, layers + 1):
-        at, width = f"layer{layer}", build.width
-        qkv = build.linear(f"{at}.qkv", build.norm(f"{at}.norm1", build.stream), width, 3 * width)
-        joined = build.attention(layer, qkv, qkv, qkv, (0, width, 2 * width))
-        build.stream = build.add(f"{at}.add1", build.linear(f"{at}.o", joined, width, width))
-        out = build.mlp(layer, build.norm(f"{at}.norm2", build.stream))
-        build.stream = build.add(f"{at}.add2", out)
-    return build.finish()
+    return _over_numpy("gpt2", layers, heads, seed)
 
 
 def encoder_style(layers: int, heads: int, seed: int = 0) -> Transformer:
     """Build a model with LayerNorm after each half, separate q, k and v; every position sees all."""
-    build = _Builder(heads, seed)
-    for layer in range(1, layers + 1):
-        at, width = f"layer{layer}", build.width
-        q, k, v = (build.linear(f"{at}.{name}", build.stream, width, width) for name in "qkv")
-        joined = build.attention(layer, q, k, v, (0, 0, 0))
-        added = build.add(f"{at}.add1", build.linear(f"{at}.o", joined, width, width))
-        build.stream = build.norm(f"{at}.norm1", added)
-        added = build.add(f"{at}.add2", build.mlp(layer, build.stream))
-        build.stream = build.norm(f"{at}.norm2", added)
-    return build.finish()
+    return _over_numpy("encoder", layers, heads, seed)
 
 
-def _scaled_and_masked(scale: float, mask: Array) -> Callable[[Any], Any]:
-    def masked(scores: Array) -> Array:
-        return scores * scale + mask
-
-    return masked
+POSITIONS, HEAD_WIDTH = 4, 2
 
 
-def _readout(stream: Array, direction: Array) -> float:
-    return float(stream[-1] @ direction)
+def _over_numpy(architecture: Architecture, layers: int, heads: int, seed: int) -> Transformer:
+    """Build a blueprint with small random weights; its sites are named `layer3.o` and `layer3.head0.out`."""
+    shape, graph, random = blueprint(architecture, layers, heads), Graph(), np.random.default_rng(seed)
+    width, is_causal = heads * HEAD_WIDTH, architecture == "gpt2"
+    wide = {"qkv": 3 * width, "fc": 4 * width}
+    mask = np.triu(np.full((POSITIONS, POSITIONS), -1e9), 1) * is_causal
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(("norm1", "norm2"), ops.layernorm),
+        **dict.fromkeys(("add1", "add2"), ops.add),
+        "scores": _scores,
+        "masked": lambda scores: scores * HEAD_WIDTH**-0.5 + mask,
+        "softmax": ops.softmax,
+        "out": ops.matmul,
+        "concat": ops.concat,
+        "gelu": ops.gelu,
+        "readout": lambda stream: float(stream[-1].sum()),
+    }
+    for site, reads in shape.nodes:
+        *_, of, kind = ("", *site.split("."))
+        name, inputs = _named(site), [_named(read) for read in reads]
+        if site == "x":
+            graph.source(name, random.normal(size=(POSITIONS, width)))
+        elif site in shape.params:
+            sizes = [width if of.startswith("norm") else wide.get(of, width)]
+            if kind == "weight" and not of.startswith("norm"):
+                sizes.insert(0, wide["fc"] if of == "proj" else width)
+            around = 1.0 if kind == "weight" and of.startswith("norm") else 0.0
+            graph.source(name, around + random.normal(size=sizes) * 0.3, param=True)
+        elif ".heads." in site and kind in "qkv":
+            start = int(of) * HEAD_WIDTH + is_causal * width * "qkv".index(kind)
+            graph.node(name, _columns(start, start + HEAD_WIDTH), inputs)
+        else:
+            usual = ops.bias_add if kind.endswith("_bias") else ops.linear
+            graph.node(name, rules.get(kind, usual), inputs)
+    patched = (PatchedSite(_named(site), layer, kind) for site, layer, kind in shape.sites)
+    return Transformer(graph, tuple(patched), _named(shape.readout))
+
+
+def _named(site: Site) -> Site:
+    return site.replace("layers.", "layer").replace(".heads.", ".head")
 
 
 # -- Timings on a device ---------------------------------------------------------------------------

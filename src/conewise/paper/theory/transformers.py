@@ -17,7 +17,7 @@ from conewise.reactive.graph import Site
 
 Architecture = Literal["llama", "gpt2", "encoder"]
 Component = Literal["head", "mlp"]
-_COMPONENTS: Final[tuple[Component, ...]] = ("head", "mlp")
+COMPONENTS: Final[tuple[Component, ...]] = ("head", "mlp")
 
 # One line per node of a layer: its name, then what it reads. `x` is the layer's input; a name with *
 # stands once per head, and a node that stands once reads it from every head; `.weight` and `.bias`
@@ -180,7 +180,7 @@ def _cone(architecture: Architecture, layers: int, heads: int, layer: int, site:
     if i > L:
         raise TheoryError(f"layer {shown(i)} of {shown(L)}: layers are counted from 1 to {shown(L)}.")
     fixed, below = _COUNTS[architecture]
-    return below[expect_one_of(site, _COMPONENTS, "the site")] + (L - i) * (7 * H + fixed)
+    return below[expect_one_of(site, COMPONENTS, "the site")] + (L - i) * (7 * H + fixed)
 
 
 def _expect_shape(layers: object, heads: object) -> tuple[int, int]:
