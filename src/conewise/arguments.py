@@ -259,17 +259,14 @@ def _ranged(kind: type, limits: Range) -> _Alternative:
 def _whole(given: Any) -> Any:
     if type(given) is int:
         return given
-    if isinstance(given, bool | type) or not hasattr(given, "__index__") or _is_flag(given):
+    # A tensor or an array of booleans says that it is a whole number.
+    is_flag = isinstance(given, bool) or str(getattr(given, "dtype", "")) in {"torch.bool", "bool"}
+    if is_flag or isinstance(given, type) or not hasattr(given, "__index__"):
         return _REFUSED
     try:
         return operator.index(given)
     except TypeError:  # a tensor that is no single whole number
         return _REFUSED
-
-
-def _is_flag(given: Any) -> bool:
-    """True for a tensor or an array of booleans, which says that it is a whole number."""
-    return str(getattr(given, "dtype", "")) in {"torch.bool", "bool"}
 
 
 def _number(given: Any) -> Any:

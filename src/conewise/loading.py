@@ -126,23 +126,21 @@ def _loaded(name: str, options: _Options) -> Model:
     if name == DEFAULT:
         options.refuse_revision(name)
         file, source = _embedded()
-        loaded = _from_own(converted(file, options.progress), name, source, options)
-    elif name == TINY:
+        return _from_folder(converted(file, options.progress), name, source, options)
+    if name == TINY:
         options.refuse_revision(name)
-        loaded = _from_own(tiny.FOLDER, name, "the tiny model that comes with conewise", options)
-    elif is_there(path, Path.is_dir):
+        return _from_folder(tiny.FOLDER, name, "the tiny model that comes with conewise", options)
+    if is_there(path, Path.is_dir):
         options.refuse_revision(name)
-        loaded = _from_folder(path, name, f"the folder {path}", options)
-    elif is_there(path, Path.is_file):
+        return _from_folder(path, name, f"the folder {path}", options, is_own=False)
+    if is_there(path, Path.is_file):
         options.refuse_revision(name)
-        loaded = _from_own(
-            converted(path, options.progress), name, f"the GGUF file {path}, dequantised", options
-        )
-    elif _is_path(name):
+        source = f"the GGUF file {path}, dequantised"
+        return _from_folder(converted(path, options.progress), name, source, options)
+    # What can only be meant as a path is no name of the hub.
+    if name.startswith((".", "~", "/")) or name.endswith(".gguf") or not _HUB_NAME.fullmatch(name):
         raise LoadError(f"there is no file or folder {name!r} (looked in {Path.cwd()}). {_choices(name)}")
-    else:
-        loaded = _from_hub(name, options)
-    return loaded
+    return _from_hub(name, options)
 
 
 @dataclass(frozen=True)
@@ -190,11 +188,6 @@ def _choices(name: str) -> str:
         f"{hint}A model is a Hugging Face folder (config.json and safetensors), a GGUF file, a hub name "
         f"such as 'openai-community/gpt2', {DEFAULT!r} or {TINY!r}."
     )
-
-
-def _is_path(name: str) -> bool:
-    """True if `name` can only be meant as a path."""
-    return name.startswith((".", "~", "/")) or name.endswith(".gguf") or not _HUB_NAME.fullmatch(name)
 
 
 def _embedded() -> tuple[Path, str]:
@@ -252,21 +245,19 @@ def _check_folder(folder: Path) -> None:
     )
 
 
-def _from_own(folder: Path, name: str, source: str, options: _Options) -> Model:
-    """The model in a folder that was written here: nothing in it has to be looked at first."""
+def _from_folder(folder: Path, name: str, source: str, options: _Options, *, is_own: bool = True) -> Model:
+    """The model in a folder; one that was not written here is looked at before anything is built or read."""
     options.progress(f"loading {name}")
     with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
-        module = _built(str(folder), _config(str(folder), options), options)
-        return Model._loaded(module, _folder_tokenizer(folder, options), name, source)
-
-
-def _from_folder(folder: Path, name: str, source: str, options: _Options) -> Model:
-    options.progress(f"loading {name}")
-    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
-        _check_folder(folder)
-        check_settings(f"the folder {folder}", folder / "config.json")
-        module = _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
-        return Model._loaded(module, _folder_tokenizer(folder, options), name, source)
+        if is_own:
+            module = _built(str(folder), _config(str(folder), options), options)
+        else:
+            _check_folder(folder)
+            check_settings(f"the folder {folder}", folder / "config.json")
+            module = _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
+        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+        tokenizer = _tokenizer(str(folder), options) if has_tokenizer else None
+        return Model._loaded(module, tokenizer, name, source)
 
 
 def _not_loaded(folder: Path, error: BaseException) -> LoadError:
@@ -393,13 +384,6 @@ def _class_for(config: Any) -> Any:
 
 def _tokenizer(name: str, options: _Options) -> Any:
     return transformers.AutoTokenizer.from_pretrained(name, **options.origin)
-
-
-def _folder_tokenizer(folder: Path, options: _Options) -> Any:
-    """The tokenizer in a folder, or None where none of its files is there."""
-    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        return None
-    return _tokenizer(str(folder), options)
 
 
 def _hub_tokenizer(name: str, options: _Options) -> Any:

@@ -20,7 +20,7 @@ from conewise.model import Model
 from conewise.program.export import export
 from conewise.program.walk import output_names
 from conewise.report.folded import Folded, without_part
-from conewise.report.folding import LABELS, MEANINGS, fold, group
+from conewise.report.folding import ROLES, fold, group
 from conewise.runs.run import baseline
 from conewise.sweeps.sweep import Sweep
 from tests.anatomy import made
@@ -127,7 +127,7 @@ def test_a_module_without_layers_is_folded_by_its_submodules() -> None:
 
 
 def test_every_role_of_a_layer_has_a_name_and_words() -> None:
-    assert list(LABELS) == list(MEANINGS)
+    assert all(label and meaning for label, meaning in ROLES.values())
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,9 @@ class HookedModel(HookRegistry, HookedText):
         output = self._output(reading, tokens, return_type, loss_per_token, stop_at_layer)
         values: Mapping[str, Tensor] = RunValues(reading, self.table, names, recorded)
         if names_filter is not None or pos_slice is not None or device is not None or before is not None:
-            at = Slice.unwrap(pos_slice)
-            values = {name: at.apply(value, _pos_dim(name)).to(device) for name, value in values.items()}
+            at, of_queries = Slice.unwrap(pos_slice), ("hook_pattern", "hook_attn_scores")
+            dims = {name: -2 if name.endswith(of_queries) else 1 for name in names}
+            values = {name: at.apply(value, dims[name]).to(device) for name, value in values.items()}
         if incl_bwd:
             values = {**values, **self._gradients(tokens, names, return_type)}
         cache = ActivationCache(values, self)
@@ -428,10 +429,6 @@ def _calling(point: HookPoint, recorded: dict[str, Tensor]) -> Change:
         return changed
 
     return change
-
-
-def _pos_dim(name: str) -> int:
-    return -2 if name.endswith(("hook_pattern", "hook_attn_scores")) else 1
 
 
 def _returned(logits: Tensor, tokens: Tensor, return_type: str | None, per_token: bool) -> Any:

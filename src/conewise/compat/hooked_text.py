@@ -41,7 +41,8 @@ class HookedText(HookedWeights):
         texts = [input] if isinstance(input, str) else list(input)
         if not texts or not all(isinstance(one, str) for one in texts):
             raise ValueError(f"text is a string or a list of strings, and {input!r} is neither.")
-        rows = [self._row(one, self._prepends(prepend_bos)) for one in texts]
+        has_bos = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
+        rows = [self._row(one, has_bos) for one in texts]
         if truncate and self.cfg.n_ctx is not None:
             rows = [row[: self.cfg.n_ctx] for row in rows]
         longest = max(map(len, rows))
@@ -56,7 +57,8 @@ class HookedText(HookedWeights):
                 "it: padding on the left needs a mask, which is not taken. Leave out padding_side, or give "
                 "prompts of one length."
             )
-        pad = self._padding()
+        fillers = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self._beginning())
+        pad = next((int(one) for one in fillers if one is not None), 0)
         device = self.cfg.device if move_to_device else None
         return torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=device)
 
@@ -121,9 +123,6 @@ class HookedText(HookedWeights):
             raise AssertionError(f"the token {wanted} does not occur in the prompt.")
         return int(where[0 if mode == "first" else -1])
 
-    def _prepends(self, prepend_bos: bool | None) -> bool:
-        return self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
-
     def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
         """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""
         if isinstance(tokens, str):
@@ -156,11 +155,6 @@ class HookedText(HookedWeights):
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         found: int | None = bos if bos is not None else eos
         return found
-
-    def _padding(self) -> int:
-        pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        found = next((one for one in (pad, eos, self._beginning()) if one is not None), 0)
-        return int(found)
 
     def _decoded(self, numbers: list[int]) -> str:
         return str(self.tokenizer.decode(numbers, clean_up_tokenization_spaces=False))

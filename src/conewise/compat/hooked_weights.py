@@ -127,7 +127,10 @@ Tensor = torch.Tensor
 
 
 class Part:
-    """One part: the hook points and the weights under its path, and the parts inside of it."""
+    """One part: the hook points and the weights under its path, and the parts inside of it.
+
+    One with a `function` is called as that.
+    """
 
     def __init__(
         self,
@@ -135,8 +138,16 @@ class Part:
         points: Mapping[str, HookPoint],
         weights: Mapping[str, Callable[[], Tensor]],
         parts: Mapping[str, Part] | None = None,
+        function: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._path, self._points, self._weights, self._parts = path, points, weights, dict(parts or {})
+        self._function = function
+
+    def __call__(self, given: Tensor) -> Tensor:
+        """Return what the part makes of a stream, or of tokens."""
+        if self._function is None:
+            raise TypeError(f"{self._path} is not computed by itself: it has weights, and hook points.")
+        return self._function(given)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -162,41 +173,13 @@ class NormPart(Part):
     """A norm: called with a stream, it is the module's own; `w` and `b` are its gain and bias."""
 
     def __init__(self, path: str, points: Mapping[str, HookPoint], norm: Norm) -> None:
-        super().__init__(path, points, {"w": lambda: norm.w, "b": lambda: norm.b})
+        super().__init__(path, points, {"w": lambda: norm.w, "b": lambda: norm.b}, function=norm)
         self._norm = norm
 
     @property
     def eps(self) -> float:
         """The number that is added under the root."""
         return self._norm.eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The normed stream."""
-        return self._norm(x)
-
-
-class Unembed(Part):
-    """The last product: called with the normed stream, it returns logits."""
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        """The logits, [..., d_vocab]."""
-        return residual @ self._weights["W_U"]() + self._weights["b_U"]()
-
-
-class Embed(Part):
-    """The table of tokens: called with tokens, it returns their rows."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The rows of W_E, [..., d_model]."""
-        return self._weights["W_E"]()[tokens]
-
-
-class PosEmbed(Part):
-    """The table of positions: called with tokens [prompt, pos], it returns the rows of their positions."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """The rows of W_pos, [prompt, pos, d_model]."""
-        return self._weights["W_pos"]()[: tokens.shape[-1]].expand(*tokens.shape, -1)
 
 
 def layer_weights(matrices: Matrices, layer: int, *, is_gated: bool) -> dict[str, Callable[[], Tensor]]:
@@ -386,19 +369,24 @@ class HookedWeights:
         return NormPart("ln_final", self.hook_dict, norm)
 
     @property
-    def unembed(self) -> Unembed:
-        """The unembedding; call it with the normed stream."""
-        return Unembed("unembed", self.hook_dict, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
+    def unembed(self) -> Part:
+        """The last product: called with the normed stream, it returns logits [..., d_vocab]."""
+        weights = {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U}
+        return Part("unembed", self.hook_dict, weights, function=lambda x: x @ self.W_U + self.b_U)
 
     @property
-    def embed(self) -> Embed:
-        """The table of tokens; call it with tokens."""
-        return Embed("embed", self.hook_dict, {"W_E": lambda: self.W_E})
+    def embed(self) -> Part:
+        """The table of tokens: called with tokens, it returns their rows of W_E, [..., d_model]."""
+        return Part("embed", self.hook_dict, {"W_E": lambda: self.W_E}, function=lambda of: self.W_E[of])
 
     @property
-    def pos_embed(self) -> PosEmbed:
-        """The table of positions; call it with tokens."""
-        return PosEmbed("pos_embed", self.hook_dict, {"W_pos": lambda: self.W_pos})
+    def pos_embed(self) -> Part:
+        """The table of positions: called with tokens [prompt, pos], it returns their positions' rows."""
+
+        def rows(tokens: Tensor) -> Tensor:
+            return self.W_pos[: tokens.shape[-1]].expand(*tokens.shape, -1)
+
+        return Part("pos_embed", self.hook_dict, {"W_pos": lambda: self.W_pos}, function=rows)
 
     @property
     def all_head_labels(self) -> list[str]:

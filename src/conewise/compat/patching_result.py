@@ -72,7 +72,8 @@ class LastPosition(Tensor):
 def reads_last(index: Any, shape: Sequence[int]) -> bool:
     """True if an index into [prompt, pos, vocabulary] reads the last position and no other."""
     entries = list(index) if isinstance(index, tuple) else [index]
-    if any(entry is None or isinstance(entry, bool) or _is_mask(entry) for entry in entries):
+    masks = {torch.bool, torch.uint8}
+    if any(one is None or isinstance(one, bool) or getattr(one, "dtype", None) in masks for one in entries):
         return False
     for place, entry in enumerate(entries):
         if entry is Ellipsis:
@@ -85,10 +86,6 @@ def reads_last(index: Any, shape: Sequence[int]) -> bool:
         return list(range(length))[entry] == [length - 1]
     numbers = torch.as_tensor(entry).reshape(-1).tolist()
     return bool(numbers) and all(number in {-1, length - 1} for number in numbers)
-
-
-def _is_mask(entry: Any) -> bool:
-    return isinstance(entry, Tensor) and entry.dtype in {torch.bool, torch.uint8}
 
 
 def reads_only_last(function: Callable[[Tensor], Any], logits: Tensor) -> bool:

@@ -461,72 +461,51 @@ get_act_patch_attn_head_pattern_all_pos = _sweep(
 )
 
 
-def get_act_patch_block_every(
-    model: AnyModel, corrupted_tokens: Tokens, clean_cache: Cache, metric: Metrics, **options: Any
-) -> Any:
-    """Patch resid_pre, attn_out and mlp_out: [patch_type = 3, layer, pos]."""
-    return _every(
-        {
-            "resid_pre": get_act_patch_resid_pre,
-            "attn_out": get_act_patch_attn_out,
-            "mlp_out": get_act_patch_mlp_out,
-        },
-        _POS, model, corrupted_tokens, clean_cache, metric, options,
-    )  # fmt: skip
+def _every(axes: Sequence[str], what: str, **sweeps: Callable[..., Any]) -> Callable[..., Any]:
+    def every(
+        model: AnyModel, corrupted_tokens: Tokens, clean_cache: Cache, metric: Metrics, **options: Any
+    ) -> Any:
+        base, metrics = _as_run(model, corrupted_tokens), _named(metric)
+        results = [sweep(model, base, clean_cache, metrics, **options) for sweep in sweeps.values()]
+        if options.get("plan"):
+            return dict(zip(sweeps, results, strict=True))
+        together = stacked_types(results, axes, list(sweeps))
+        if isinstance(metric, Mapping):
+            return together
+        together = together["metric"]
+        is_result = options.get("reduce") == "none" or options.get("baseline")
+        return together if is_result else together.values
+
+    every.__doc__ = f"Patch {what}: [patch_type = {len(sweeps)}, {', '.join(axes)}]." + (
+        " Where several heads share keys and values, the rows of k and v have zeros behind the last of them."
+        if "k" in sweeps
+        else ""
+    )
+    return every
 
 
-def get_act_patch_attn_head_all_pos_every(
-    model: AnyModel, corrupted_tokens: Tokens, clean_cache: Cache, metric: Metrics, **options: Any
-) -> Any:
-    """Patch each head's output, queries, keys, values and pattern: [patch_type = 5, layer, head].
-
-    Where several heads share keys and values, the rows of k and v have zeros behind the last of them.
-    """
-    return _every(
-        {
-            "out": get_act_patch_attn_head_out_all_pos,
-            "q": get_act_patch_attn_head_q_all_pos,
-            "k": get_act_patch_attn_head_k_all_pos,
-            "v": get_act_patch_attn_head_v_all_pos,
-            "pattern": get_act_patch_attn_head_pattern_all_pos,
-        },
-        _HEAD, model, corrupted_tokens, clean_cache, metric, options,
-    )  # fmt: skip
-
-
-def get_act_patch_attn_head_by_pos_every(
-    model: AnyModel, corrupted_tokens: Tokens, clean_cache: Cache, metric: Metrics, **options: Any
-) -> Any:
-    """The same at each position: [patch_type = 5, layer, pos, head]."""
-    return _every(
-        {
-            "out": get_act_patch_attn_head_out_by_pos,
-            "q": get_act_patch_attn_head_q_by_pos,
-            "k": get_act_patch_attn_head_k_by_pos,
-            "v": get_act_patch_attn_head_v_by_pos,
-            "pattern": get_act_patch_attn_head_pattern_by_pos,
-        },
-        _HEAD_POS, model, corrupted_tokens, clean_cache, metric, options,
-    )  # fmt: skip
-
-
-def _every(
-    sweeps: Mapping[str, Callable[..., Any]],
-    axes: Sequence[str],
-    model: AnyModel,
-    tokens: Tokens,
-    cache: Cache,
-    metric: Metrics,
-    options: Mapping[str, Any],
-) -> Any:
-    base = _as_run(model, tokens)
-    metrics = _named(metric)
-    results = [sweep(model, base, cache, metrics, **options) for sweep in sweeps.values()]
-    if options.get("plan"):
-        return dict(zip(sweeps, results, strict=True))
-    together = stacked_types(results, axes, list(sweeps))
-    if isinstance(metric, Mapping):
-        return together
-    together = together["metric"]
-    is_result = options.get("reduce") == "none" or options.get("baseline")
-    return together if is_result else together.values
+get_act_patch_block_every = _every(
+    _POS,
+    "resid_pre, attn_out and mlp_out",
+    resid_pre=get_act_patch_resid_pre,
+    attn_out=get_act_patch_attn_out,
+    mlp_out=get_act_patch_mlp_out,
+)
+get_act_patch_attn_head_all_pos_every = _every(
+    _HEAD,
+    "each head's output, queries, keys, values and pattern",
+    out=get_act_patch_attn_head_out_all_pos,
+    q=get_act_patch_attn_head_q_all_pos,
+    k=get_act_patch_attn_head_k_all_pos,
+    v=get_act_patch_attn_head_v_all_pos,
+    pattern=get_act_patch_attn_head_pattern_all_pos,
+)
+get_act_patch_attn_head_by_pos_every = _every(
+    _HEAD_POS,
+    "the same at each position",
+    out=get_act_patch_attn_head_out_by_pos,
+    q=get_act_patch_attn_head_q_by_pos,
+    k=get_act_patch_attn_head_k_by_pos,
+    v=get_act_patch_attn_head_v_by_pos,
+    pattern=get_act_patch_attn_head_pattern_by_pos,
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conewise.reactive.graph import MISSING
+from conewise.reactive.graph import MISSING, Mark
 from conewise.reactive.table import Rule
 
 
@@ -90,7 +90,8 @@ def effective(
     if rule is None:
         given = default if merged.given is None else merged.given.value
         if isinstance(patch, Transformed) and given is not MISSING:
-            return _constant(patch.function, given), (), MISSING
+            function = patch.function
+            return lambda: function(given), (), MISSING
         return None, (), given
     if isinstance(patch, NewRule):
         rule = patch.rule
@@ -98,7 +99,8 @@ def effective(
     if edges:
         rule, inputs = _seen_through(rule, inputs, edges)
     if isinstance(patch, Transformed):
-        rule = _then(rule, patch.function)
+        own, changed = rule, patch.function
+        return lambda *values: changed(own(*values)), inputs, MISSING
     return rule, inputs, MISSING
 
 
@@ -118,14 +120,6 @@ def definition(merged: NodeChange, rule: Rule | None, inputs: tuple[int, ...]) -
         return patch, merged.given
     edges = {site: own for site, own in merged.edges.items() if not isinstance(own, Native)}
     return patch, None if isinstance(patch, NewRule) else rule, inputs, *map(edges.get, inputs)
-
-
-def _constant(function: Callable[[Any], Any], value: Any) -> Rule:
-    return lambda: function(value)
-
-
-def _then(rule: Rule, function: Callable[[Any], Any]) -> Rule:
-    return lambda *values: function(rule(*values))
 
 
 def _seen_through(
@@ -149,20 +143,10 @@ def _seen_through(
     return patched, reads
 
 
-class _Mark:
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-INVALID: Final[Any] = _Mark("INVALID")
+INVALID: Final[Any] = Mark("INVALID")
 """Stands where a value has to be computed before it can be read."""
 
-SHARED: Final[Any] = _Mark("SHARED")
+SHARED: Final[Any] = Mark("SHARED")
 """The answer of an overlay for a node that it does not own."""
 
 

@@ -6,6 +6,7 @@ Both halves walk invalid nodes and what those read, never the whole graph.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,7 +160,7 @@ def compute_with_cutoff(
             memo = memos.get(node)
             if memo is None:
                 value = rule(*reads)
-            elif memo[0] is rule and len(memo[1]) == len(reads) and all(map(_is, memo[1], reads)):
+            elif memo[0] is rule and len(memo[1]) == len(reads) and all(map(operator.is_, memo[1], reads)):
                 value = memo[2]
                 cut_off.add(node)
             else:
@@ -170,10 +171,6 @@ def compute_with_cutoff(
             values[node] = value
     except Exception as cause:
         raise RuleFailedError(node) from cause
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def bitwise_same(old: Any, new: Any) -> bool:

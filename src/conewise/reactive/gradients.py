@@ -380,7 +380,13 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     redefinition that would make one wrong is refused with a `GradientError`: call `remove()`, change
     the graph, and call `gradients` again. Changes elsewhere are free.
     """
-    _expect_graph(graph)
+    given: object = graph
+    if not isinstance(given, Graph):
+        raise GradientError(
+            f"`gradients` adds nodes to a Graph, and a {type(given).__name__} is none. Give the graph that "
+            "you built of `conewise.ops`. The operations of a captured model are torch's own: for their "
+            "gradients, run its module and call `torch.autograd.grad`."
+        )
     if not has_items(wrt):
         raise GradientError(f"`wrt` is a site, or several: `gradients(graph, {loss!r}, ['w'])`, not {wrt!r}.")
     sites = (wrt,) if isinstance(wrt, str) else tuple(wrt)
@@ -393,15 +399,6 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
     grads = Gradients(reverse, sites)
     reverse.extend(grads, numbers)
     return grads
-
-
-def _expect_graph(graph: object) -> None:
-    if not isinstance(graph, Graph):
-        raise GradientError(
-            f"`gradients` adds nodes to a Graph, and a {type(graph).__name__} is none. Give the graph that "
-            "you built of `conewise.ops`. The operations of a captured model are torch's own: for their "
-            "gradients, run its module and call `torch.autograd.grad`."
-        )
 
 
 class Gradients(Mapping[Site, Site]):

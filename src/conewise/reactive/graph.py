@@ -73,12 +73,19 @@ Site = str
 Edge = tuple[Site, Site]
 
 
-class _Missing:
+class Mark:
+    """Stands where a value is not, and is none that anybody could give."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def __repr__(self) -> str:
-        return "MISSING"
+        return self.name
 
 
-MISSING: Final = _Missing()
+MISSING: Final = Mark("MISSING")
 """Stands where a source has no value; a value of its own kind, so that None can be one."""
 
 
@@ -352,7 +359,7 @@ class Graph:
     def redefine(self, site: Site, rule: Rule | None = None, inputs: Sequence[Site] | None = None) -> None:
         """Give `site` another rule, other inputs, or both. Invalidates `site` and its cone."""
         number = self.number(site)
-        self._expect_idle("graph.redefine")
+        self.journal.expect_idle("graph.redefine")
         current, old = self.rule(site), self.table.inputs[number]
         rule = current if rule is None else rule
         new = self._expect_rule(site, rule, self.names(old) if inputs is None else inputs)
@@ -366,7 +373,7 @@ class Graph:
         self.journal.make(self._redefine, change, number, rule, new)
 
     def _redefine(self, change: StructureChange, number: int, rule: Rule, inputs: tuple[int, ...]) -> None:
-        self.table.define(number, rule)
+        self.journal.replace(self.table.rules, number, rule)
         if inputs != self.table.inputs[number]:
             self.table.rewire(number, inputs)
         self._announce(change)
@@ -387,7 +394,7 @@ class Graph:
         return self._graft(number, tuple(self.table.consumers[number]), block, name or f"{site}->*")
 
     def _graft(self, at: int, readers: tuple[int, ...], block: Block, name: str) -> Graft:
-        self._expect_idle("graph.graft")
+        self.journal.expect_idle("graph.graft")
         if not isinstance(block, Block):
             raise BlockError(f"a graft takes a block, and {block!r} is none. Make one with `chain(f, g)`.")
         name = self._fresh_name(name, block)
@@ -426,7 +433,7 @@ class Graph:
     @checked
     def remove(self, graft: Graft) -> None:
         """Take a graft out: whoever reads its output reads what the block read, as if it had never been."""
-        self._expect_idle("graph.remove")
+        self.journal.expect_idle("graph.remove")
         gone = [site for site in (*graft.sites, *graft.sources) if site not in self._numbers]
         if gone:
             raise GraphError(
@@ -463,7 +470,7 @@ class Graph:
 
     def discard(self, sites: Iterable[Site]) -> None:
         """Remove computed nodes or sources that no other node reads, together."""
-        self._expect_idle("graph.discard")
+        self.journal.expect_idle("graph.discard")
         change = self.removal(self.numbers(sites))
         self.journal.make(self.take_away, change)
 
@@ -555,9 +562,6 @@ class Graph:
             if not any(f"{free}.{inner.name}" in self._numbers for inner in block.nodes)
         )
 
-    def _expect_idle(self, action: str) -> None:
-        self.journal.expect_idle(action)
-
     def _expect_new(self, name: Site, action: str) -> None:
         if self.journal.doing is not None:
             self.journal.expect_idle(action)
@@ -615,14 +619,10 @@ def arity(rule: Callable[..., Any]) -> tuple[int, int]:
 
 def cone_sizes(graph: Graph, sites: Iterable[Site] | None = None) -> dict[Site, int]:
     """|V⁺| of every site (or of `sites`), exactly."""
-    numbered = _numbered(graph, sites)
+    names = graph.sites if sites is None else tuple(sites)
+    numbered = dict(zip(graph.numbers(names), names, strict=True))
     sizes = {node: cone.bit_count() for node, cone in _cones(graph) if node in numbered}
     return {site: sizes[node] for node, site in numbered.items()}
-
-
-def _numbered(graph: Graph, sites: Iterable[Site] | None) -> dict[int, Site]:
-    names = graph.sites if sites is None else tuple(sites)
-    return dict(zip(graph.numbers(names), names, strict=True))
 
 
 def _cones(graph: Graph) -> Iterator[tuple[int, int]]:

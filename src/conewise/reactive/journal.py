@@ -117,7 +117,7 @@ class Journal:
         """`mapping[key] = value`."""
         # `get` asks an overlay for its own entries only, and `pop` takes from those.
         old = mapping.get(key, _ABSENT)
-        self.note((_drop, mapping, key) if old is _ABSENT else (setitem, mapping, key, old))
+        self.note((mapping.pop, key, None) if old is _ABSENT else (setitem, mapping, key, old))
         mapping[key] = value
 
     def pop(self, mapping: MutableMapping[Any, Any], key: Any) -> Any:
@@ -151,10 +151,6 @@ def _tops() -> list[FrameType]:
 def truncate(column: list[Any], length: int) -> None:
     """Drop what was added to `column` since it had this length."""
     del column[length:]
-
-
-def _drop(mapping: MutableMapping[Any, Any], key: Any) -> None:
-    mapping.pop(key, None)
 
 
 def _ignore(_: Call) -> None:

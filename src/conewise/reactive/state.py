@@ -10,6 +10,7 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from operator import setitem
 from typing import Any
 
 from conewise.reactive.changes import (
@@ -261,7 +262,8 @@ class State:
             lost = self._disturb(node)
             return [gone for gone in lost if self.values[gone] is INVALID]
         frame = self.frames[-1]
-        self.journal.note((_put_at_end, self.frames, len(self.frames) - 1, frame))
+        last = len(self.frames) - 1
+        self.journal.note((setitem, self.frames, slice(last, None), [frame]))
         self.frames.pop()
         lost = self._disturb(node)
         displaced = frame.displaced
@@ -297,7 +299,7 @@ class State:
                 else:
                     self.journal.replace(state.values, node, INVALID)
                 self.journal.pop(_maps(state.memos)[0], node)
-        self._follow(seeds, (), ())
+        self._let_forks_follow(*self._follow_once(seeds, (), ()))
 
     def commit(self) -> list[int]:
         """Hand this fork's changes and values to its parent. Returns what became invalid there."""
@@ -356,9 +358,6 @@ class State:
             state, *change = stack.pop()
             below = state._follow_once(*change)
             stack.extend((fork, *below) for fork in state.forks())
-
-    def _follow(self, seeds: Sequence[int], hidden: Sequence[int], fallen: Sequence[int]) -> None:
-        self._let_forks_follow(*self._follow_once(seeds, hidden, fallen))
 
     def _follow_once(
         self, seeds: Sequence[int], hidden: Sequence[int], fallen: Sequence[int]
@@ -550,11 +549,11 @@ class State:
 
 
 def _is_same_definition(one: Definition, other: Definition) -> bool:
-    return len(one) == len(other) and all(map(_is_same_part, one, other))
-
-
-def _is_same_part(one: object, other: object) -> bool:
-    return one is other or (type(one) is tuple and one == other)
+    if len(one) != len(other):
+        return False
+    return all(
+        own is part or (type(own) is tuple and own == part) for own, part in zip(one, other, strict=True)
+    )
 
 
 def _overwrite(values: Store, states: Iterable[tuple[int, Any]]) -> None:
@@ -573,10 +572,6 @@ def _put_memos(memos: MutableMapping[int, Memo], saved: Mapping[int, Memo | None
             memos.pop(node, None)
         else:
             memos[node] = memo
-
-
-def _put_at_end(frames: list[Frame], index: int, frame: Frame) -> None:
-    frames[index:] = [frame]
 
 
 def _maps(memos: MutableMapping[int, Memo]) -> list[MutableMapping[int, Memo]]:

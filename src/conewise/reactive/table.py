@@ -298,10 +298,6 @@ class Table:
                     stack.append(reader)
         return ahead
 
-    def define(self, node: int, rule: Rule) -> None:
-        """Let `node` have another rule."""
-        self._journal.replace(self.rules, node, rule)
-
     def _read(self, node: int, inputs: tuple[int, ...]) -> None:
         """Let `node` read exactly `inputs`, wherever it stands in the order."""
         old, new = dict.fromkeys(self.inputs[node]), dict.fromkeys(inputs)

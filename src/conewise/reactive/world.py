@@ -328,7 +328,10 @@ class World:
         except RuleFailedError as failed:
             if isinstance(failed.__cause__, BusyError):
                 raise failed.__cause__ from None
-            raise self._explained(failed, inputs[failed.node]) from failed.__cause__
+            cause, name = failed.__cause__, self.graph.name
+            assert isinstance(cause, Exception)
+            reads = [(name(site), state.values[site]) for site in inputs[failed.node]]
+            raise OpError(name(failed.node), reads, cause) from cause
         finally:
             if steps.nodes and state.values[steps.nodes[-1]] is INVALID:
                 done = [node for node in steps.nodes if state.values[node] is not INVALID]
@@ -337,12 +340,6 @@ class World:
                 done = [node for node in done if node not in cut_off]
             self._emit("recomputed", done)
             self._emit("reused", state.computed(steps.reused))
-
-    def _explained(self, failed: RuleFailedError, reads: Sequence[int]) -> Exception:
-        cause = failed.__cause__
-        assert isinstance(cause, Exception)
-        name, values = self.graph.name, self._state.values
-        return OpError(name(failed.node), [(name(site), values[site]) for site in reads], cause)
 
     # -- listeners ---------------------------------------------------------------------------
 

@@ -219,45 +219,25 @@ def node_flops(model: Captured, base: Reading | None) -> dict[str, int]:
     return {record.name: costs.flops(record.name) for record in program.records}
 
 
-LABELS: Mapping[str, str] = {
-    "norm": "norm",
-    "qkv": "q k v",
-    "heads": "heads",
-    "out": "out",
-    "add": "+",
-    "cross_norm": "norm",
-    "cross_qkv": "q k v",
-    "cross_heads": "cross heads",
-    "cross_out": "out",
-    "cross_add": "+",
-    "mlp_norm": "norm",
-    "mlp": "MLP",
-    "mlp_out": "out",
-    "mlp_add": "+",
-    "after": "after",
-    "rest": "other",
+ROLES: Mapping[str, tuple[str, str]] = {
+    "norm": ("norm", "norm before attention"),
+    "qkv": ("q k v", "queries, keys and values"),
+    "heads": ("heads", "attention heads"),
+    "out": ("out", "attention output"),
+    "add": ("+", "stream + attention"),
+    "cross_norm": ("norm", "norm before cross-attention"),
+    "cross_qkv": ("q k v", "queries, keys and values of cross-attention"),
+    "cross_heads": ("cross heads", "cross-attention heads"),
+    "cross_out": ("out", "cross-attention output"),
+    "cross_add": ("+", "stream + cross-attention"),
+    "mlp_norm": ("norm", "norm before the MLP"),
+    "mlp": ("MLP", "MLP neurons"),
+    "mlp_out": ("out", "MLP output"),
+    "mlp_add": ("+", "stream + MLP"),
+    "after": ("after", "what follows the last sum"),
+    "rest": ("other", "other operations"),
 }
-"""The roles of a layer's parts in the order of computation, and what each is called in a drawing."""
-
-MEANINGS: Mapping[str, str] = {
-    "norm": "norm before attention",
-    "qkv": "queries, keys and values",
-    "heads": "attention heads",
-    "out": "attention output",
-    "add": "stream + attention",
-    "cross_norm": "norm before cross-attention",
-    "cross_qkv": "queries, keys and values of cross-attention",
-    "cross_heads": "cross-attention heads",
-    "cross_out": "cross-attention output",
-    "cross_add": "stream + cross-attention",
-    "mlp_norm": "norm before the MLP",
-    "mlp": "MLP neurons",
-    "mlp_out": "MLP output",
-    "mlp_add": "stream + MLP",
-    "after": "what follows the last sum",
-    "rest": "other operations",
-}
-"""The same roles in words."""
+"""The roles of a layer's parts in the order of computation: their labels in a drawing, and words for them."""
 
 ENTRANCES: Mapping[str, tuple[str, str]] = {
     "positions": ("positions, mask", "positions and mask, computed once for all layers"),
@@ -381,10 +361,10 @@ def _reaches_vocabulary(wiring: Wiring, names: Collection[str]) -> bool:
 def _layer(wiring: Wiring, block: Layer, names: list[str]) -> Iterator[Grouped]:
     roles = _roles(wiring, block, names)
     row = f"{block.stack} {block.number}".strip()
-    for role, label in LABELS.items():
+    for role, (label, meaning) in ROLES.items():
         found = [name for name in names if roles[name] == role]
         if found:
-            yield Grouped(row, role, label, MEANINGS[role], block.number, block.stack, found)
+            yield Grouped(row, role, label, meaning, block.number, block.stack, found)
 
 
 def _roles(wiring: Wiring, block: Layer, names: list[str]) -> dict[str, str]:

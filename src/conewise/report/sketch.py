@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from conewise.extras import needs
 from conewise.report.folded import Folded
-from conewise.report.folding import LABELS
+from conewise.report.folding import ROLES
 from conewise.templates import asset, macro
 
 with needs("plots"):
@@ -195,7 +195,7 @@ FEW_ROWS = 2
 def folded_sketch(folded: Folded) -> Sketch:
     """Rows from the inputs down. Layers have a column for each role; other rows share the width out."""
     found = {part.role for part in folded.parts if part.layer is not None}
-    columns, width = _columns([role for role in LABELS if role in found])
+    columns, width = _columns([role for role in ROLES if role in found])
     boxes: dict[int, Box] = {}
     texts: list[tuple[float, float, str, str]] = []
     row_of: dict[int, int] = {}
@@ -207,7 +207,7 @@ def folded_sketch(folded: Folded) -> Sketch:
         if is_layer and headed != first.stack:
             headed = first.stack
             texts += [
-                (x + w / 2, y + 8, LABELS[role], "cw-head") for role, (x, w) in columns.items() if w > SUM
+                (x + w / 2, y + 8, ROLES[role][0], "cw-head") for role, (x, w) in columns.items() if w > SUM
             ]
             y += LANE + 8
         if is_layer:

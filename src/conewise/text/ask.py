@@ -176,7 +176,8 @@ def ask(
             "texts are asked of a model with its tokenizer, and there is none. Load it with `cw.load(...)`, "
             "or capture it with `cw.capture(module, tokenizer=...)`."
         )
-    pairs = as_pairs(prompts, needs_both=reads_corrupted(patch, direction))
+    # Else the corrupted prompts are not run at all.
+    pairs = as_pairs(prompts, needs_both=patch == "source" or direction == "denoise")
     read = tokenize(pairs, model.tokenizer, batch_size=batch_size, as_written=as_written)
     for note in read.notes:
         warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
@@ -199,11 +200,6 @@ def put_of(source: Any) -> tuple[str, float, int]:
         f"and {describe(source)} is none of them. Leave `source` out for the other prompt, or "
         "give any source to `model.sweep`."
     )
-
-
-def reads_corrupted(patch: str, direction: str | None) -> bool:
-    """True if the corrupted prompts are run at all."""
-    return patch == "source" or direction == "denoise"
 
 
 def sites_of(model: Captured, sites: SelectorLike, prompts: TokenizedPrompts) -> Selectors | Edges:

@@ -209,21 +209,13 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         for row in reader:
             where = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
-                found = (
-                    sum(value is not None for value in row.values())
-                    + len(row.get(None) or ())
-                    - (None in row)
-                )
+                found = sum(value is not None for value in row.values())
+                found += len(row.get(None) or ()) - (None in row)
                 raise PromptError(
                     f"{where} has {found} values for {len(reader.fieldnames or ())} columns. Put a text that "
                     "holds a comma into double quotes."
                 )
-            answers = {
-                name: [one for one in value.split(BETWEEN) if one]
-                for name, value in row.items()
-                if ALIASES.get(name, name) in FIELDS[2:]
-            }
-            yield where, {**row, **answers}
+            yield where, _cells(row)
     except csv.Error as error:
         raise PromptError(f"{path}, line {reader.line_num} is not CSV: {error}.") from None
 
@@ -433,7 +425,13 @@ def tokenize(
         where = _where(pair, number)
         clean.append(reader.prompt(pair.clean, f"{where}, field 'clean'"))
         corrupted.append(reader.prompt(pair.corrupted, f"{where}, field 'corrupted'"))
-        reader.expect_aligned(clean[-1], corrupted[-1], where)
+        own, other = clean[-1], corrupted[-1]
+        if len(own) != len(other):
+            raise PromptError(
+                f"{where}: clean has {len(own)} tokens and corrupted {len(other)}, so positions do not mean "
+                "the same in both. Reword one until they are equally long.\n"
+                f"  clean:     {reader.shown(own)}\n  corrupted: {reader.shown(other)}"
+            )
         answers.append(reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
         wrong.append(reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'"))
         if progress is not None:
@@ -468,20 +466,12 @@ class _Reader(AnswerReader):
         tokens = token_ids(self._tokenizer, text)
         if not tokens:
             raise PromptError(f"{where}: {text!r} has no tokens.")
-        if self.is_unknown(tokens):
+        if self._unknown in tokens:
             self.notes.append(
                 f"{where}: part of {text!r} is not in the vocabulary ({self.shown(tokens)}); the model sees "
                 "an unknown token there"
             )
         return tokens
-
-    def expect_aligned(self, clean: Tokens, corrupted: Tokens, where: str) -> None:
-        if len(clean) != len(corrupted):
-            raise PromptError(
-                f"{where}: clean has {len(clean)} tokens and corrupted {len(corrupted)}, so positions do "
-                "not mean the same in both. Reword one until they are equally long.\n"
-                f"  clean:     {self.shown(clean)}\n  corrupted: {self.shown(corrupted)}"
-            )
 
     def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:
         """The tokens of these texts, each once: an answer that is given twice is one answer."""

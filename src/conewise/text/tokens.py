@@ -113,10 +113,6 @@ class AnswerReader:
             f"{self.shown(toggled)}. Choose answers of one token; most words are one with a leading space."
         )
 
-    def is_unknown(self, tokens: Tokens) -> bool:
-        """True if a part of a text is not in the vocabulary."""
-        return self._unknown in tokens
-
     def shown(self, tokens: Sequence[int]) -> str:
         """Tokens as people see them: [When] [ Mary]."""
         return " ".join(f"[{text}]" for text in token_texts(self._tokenizer, tokens))
