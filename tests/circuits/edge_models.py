@@ -7,8 +7,10 @@ import functools
 import torch
 from torch import Tensor, nn
 
+from conewise.anatomy.components import Components
 from conewise.model import Model, capture
 from conewise.models.architectures import ARCHITECTURES, Architecture
+from conewise.paper.theory import ReaderAt
 from conewise.runs.run import Run
 
 LENGTH = 6
@@ -53,3 +55,12 @@ def inputs_of(name: str, seed: int, batch: int = 2) -> dict[str, Tensor]:
 def run_of(name: str, seed: int, dtype: torch.dtype = torch.float32) -> Run:
     """A run of the captured model."""
     return model_of(name, dtype).run(**inputs_of(name, seed))
+
+
+def readers_of(components: Components) -> list[ReaderAt]:
+    """Return the readers by node: heads of one layer that read by one node are parts of one reader."""
+    found: dict[tuple[str, str, int], int] = {}
+    for reader in components.readers:
+        at = (reader.entry, reader.node, reader.writers)
+        found[at] = found.get(at, 0) + 1
+    return [ReaderAt(*at, parts) for at, parts in found.items()]

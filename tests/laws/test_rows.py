@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conewise.paper import theory
-from conewise.paper.experiments.positions import node_graph
 from conewise.paper.theory import RowStack
 from conewise.paper.theory.parts import Rows
 from tests.laws.mutants import ROW_MUTANTS
 from tests.laws.refuting import is_refuted
 from tests.laws.row_graphs import RowGraph, row_graphs
-from tests.laws.row_stacks import row_stacks
+from tests.laws.row_stacks import node_graph, row_stacks
 
 
 def costs(given: RowGraph, **options: str) -> int:

@@ -15,12 +15,11 @@ import conewise as cw
 from conewise.anatomy.places import EdgePlace
 from conewise.errors import ArgumentError, EdgeError, PatchError, SiteError, UnhookedWarning
 from conewise.paper import theory
-from conewise.paper.experiments.edges import readers_of
 from conewise.runs.run import Run
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.result import Result
 from conewise.sweeps.sweep import Sweep
-from tests.circuits.edge_models import LENGTH, inputs_of, module_of, run_of
+from tests.circuits.edge_models import LENGTH, inputs_of, module_of, readers_of, run_of
 from tests.circuits.hook_oracle import HookOracle
 from tests.ground_truth.stack import Outputs, Stack
 

@@ -14,10 +14,10 @@ from conewise.circuits.acdc import search_plan
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.paper import theory
-from conewise.paper.experiments.edges import readers_of
 from conewise.paper.experiments.positions import swept
 from conewise.program.foreign import quiet
 from conewise.sweeps.planning.planner import facts_of
+from tests.circuits.edge_models import readers_of
 
 METRIC = cw.logit_diff(1, 2)
 HEADS = {"gpt2": "n_head", "llama": "num_attention_heads", "gpt_neox": "num_attention_heads"}

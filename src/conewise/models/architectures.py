@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -63,84 +63,61 @@ class Architecture:
         return {"input_ids": tokens(positions)}
 
 
-_WIDE: Mapping[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-}
+_HEADS: Mapping[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}
+_WORDS: Mapping[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+_WIDE: Mapping[str, Any] = {**_HEADS, **_WORDS, "intermediate_size": 96}
 _GROUPED: Mapping[str, Any] = {**_WIDE, "num_key_value_heads": 2}
 _GPT: Mapping[str, Any] = {"n_head": 4, "n_embd": 64, "vocab_size": VOCABULARY, "n_positions": 64}
-_ENDS: Mapping[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
 _LAYERS = ("num_hidden_layers",)
 
 
-def _llama(name: str, config: str = "", **settings: Any) -> Architecture:
+def _causal(
+    name: str, base: Mapping[str, Any] = _GROUPED, *, depth: str = _LAYERS[0], config: str = "", **own: Any
+) -> Architecture:
+    """A language model as transformers calls it: `name`Config, unless it is another, and `name`ForCausalLM."""
+    settings = {**base, "bos_token_id": 0, "eos_token_id": 0, **own}
+    attention = settings.pop("attention", True)
     return Architecture(
-        config or f"{name}Config", f"{name}ForCausalLM", _LAYERS, {**_GROUPED, **_ENDS, **settings}
+        config or f"{name}Config", f"{name}ForCausalLM", (depth,), settings, attention=attention
     )
+
+
+def _masked(name: str, **own: Any) -> Architecture:
+    """A model that fills in masked words."""
+    return Architecture(f"{name}Config", f"{name}ForMaskedLM", _LAYERS, {**_WIDE, **own})
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", ("n_layer",), {**_GPT, **_ENDS}),
-        "gpt_neo": Architecture(
-            "GPTNeoConfig",
-            "GPTNeoForCausalLM",
-            ("num_layers",),
-            {
-                **_ENDS,
-                "num_heads": 4,
-                "hidden_size": 64,
-                "vocab_size": VOCABULARY,
-                "max_position_embeddings": 64,
-                "attention_types": [],
-                "window_size": 4,
-            },
+        "gpt2": replace(_causal("GPT2", _GPT, depth="n_layer"), model="GPT2LMHeadModel"),
+        "gpt_neo": _causal(
+            "GPTNeo",
+            {**_WORDS, "hidden_size": 64, "num_heads": 4},
+            depth="num_layers",
+            attention_types=[],
+            window_size=4,
         ),
-        "gpt_neox": Architecture("GPTNeoXConfig", "GPTNeoXForCausalLM", _LAYERS, {**_WIDE, **_ENDS}),
-        "gpt_neox_sequential": Architecture(
-            "GPTNeoXConfig",
-            "GPTNeoXForCausalLM",
-            _LAYERS,
-            {**_WIDE, **_ENDS, "use_parallel_residual": False},
-        ),
-        "gptj": Architecture(
-            "GPTJConfig", "GPTJForCausalLM", ("n_layer",), {**_GPT, **_ENDS, "rotary_dim": 8}
-        ),
-        "opt": Architecture(
-            "OPTConfig",
-            "OPTForCausalLM",
-            _LAYERS,
-            {**_WIDE, **_ENDS, "ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 1},
-        ),
-        "llama": _llama("Llama"),
-        "mistral": _llama("Mistral", sliding_window=4),
-        "qwen2": _llama("Qwen2"),
-        "qwen3": _llama("Qwen3", head_dim=24),
-        "gemma2": _llama("Gemma2", head_dim=16, sliding_window=4, pad_token_id=0),
-        "gemma3": _llama("Gemma3", "Gemma3TextConfig", head_dim=16, sliding_window=4, pad_token_id=0),
-        "phi3": _llama("Phi3", pad_token_id=0),
-        "olmo2": _llama("Olmo2", pad_token_id=0),
-        "stablelm": _llama("StableLm"),
-        "bert": Architecture("BertConfig", "BertForMaskedLM", _LAYERS, _WIDE),
-        "roberta": Architecture("RobertaConfig", "RobertaForMaskedLM", _LAYERS, _WIDE),
-        "albert": Architecture(
-            "AlbertConfig", "AlbertForMaskedLM", _LAYERS, {**_WIDE, **_ENDS, "embedding_size": 32}
-        ),
+        "gpt_neox": _causal("GPTNeoX", _WIDE),
+        "gpt_neox_sequential": _causal("GPTNeoX", _WIDE, use_parallel_residual=False),
+        "gptj": _causal("GPTJ", _GPT, depth="n_layer", rotary_dim=8),
+        "opt": _causal("OPT", _WIDE, ffn_dim=96, word_embed_proj_dim=64, pad_token_id=1),
+        "llama": _causal("Llama"),
+        "mistral": _causal("Mistral", sliding_window=4),
+        "qwen2": _causal("Qwen2"),
+        "qwen3": _causal("Qwen3", head_dim=24),
+        "gemma2": _causal("Gemma2", head_dim=16, sliding_window=4, pad_token_id=0),
+        "gemma3": _causal("Gemma3", config="Gemma3TextConfig", head_dim=16, sliding_window=4, pad_token_id=0),
+        "phi3": _causal("Phi3", pad_token_id=0),
+        "olmo2": _causal("Olmo2", pad_token_id=0),
+        "stablelm": _causal("StableLm"),
+        "bert": _masked("Bert"),
+        "roberta": _masked("Roberta"),
+        "albert": _masked("Albert", bos_token_id=0, eos_token_id=0, embedding_size=32),
         "vit": Architecture(
             "ViTConfig",
             "ViTForImageClassification",
             _LAYERS,
-            {
-                "hidden_size": 64,
-                "intermediate_size": 96,
-                "num_attention_heads": 4,
-                "image_size": 16,
-                "patch_size": 8,
-                "num_labels": 5,
-            },
+            {**_HEADS, "intermediate_size": 96, "image_size": 16, "patch_size": 8, "num_labels": 5},
             reads="pixels",
         ),
         "t5": Architecture(
@@ -157,26 +134,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             reads="two sequences",
         ),
-        "mixtral": _llama("Mixtral", num_local_experts=4, num_experts_per_tok=2),
-        "falcon": Architecture(
-            "FalconConfig",
-            "FalconForCausalLM",
-            _LAYERS,
-            {**_ENDS, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": VOCABULARY},
-        ),
-        "bloom": Architecture(
-            "BloomConfig",
-            "BloomForCausalLM",
-            ("n_layer",),
-            {**_ENDS, "n_head": 4, "hidden_size": 64, "vocab_size": VOCABULARY},
+        "mixtral": _causal("Mixtral", num_local_experts=4, num_experts_per_tok=2),
+        "falcon": _causal("Falcon", {**_HEADS, "vocab_size": VOCABULARY}),
+        "bloom": _causal(
+            "Bloom",
+            {"n_head": 4, "hidden_size": 64, "vocab_size": VOCABULARY},
+            depth="n_layer",
             attention=False,
         ),
-        "mamba": Architecture(
-            "MambaConfig",
-            "MambaForCausalLM",
-            _LAYERS,
-            {**_ENDS, "hidden_size": 32, "state_size": 4, "vocab_size": VOCABULARY},
-            attention=False,
+        "mamba": _causal(
+            "Mamba", {"hidden_size": 32, "state_size": 4, "vocab_size": VOCABULARY}, attention=False
         ),
         "mobilenet_v2": Architecture(
             "MobileNetV2Config",

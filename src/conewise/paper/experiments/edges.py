@@ -85,15 +85,6 @@ def edges(
     )
 
 
-def readers_of(components: Components) -> list[ReaderAt]:
-    """Return the readers by node: heads of one layer that read by one node are parts of one reader."""
-    found: dict[tuple[str, str, int], int] = {}
-    for reader in components.readers:
-        at = (reader.entry, reader.node, reader.writers)
-        found[at] = found.get(at, 0) + 1
-    return [ReaderAt(*at, parts) for at, parts in found.items()]
-
-
 def _sweep(name: str, depth: int) -> Sweep:
     model, base, source = captured(name, depth, POSITIONS)
     metric = logit_diff(1, 2, pos=-1)

@@ -208,48 +208,28 @@ def graph_of(stack: RowStack) -> tuple[Graph, list[str]]:
     stream = [graph.source(f"x.{t}", t) for t in positions]
     for layer in range(stack.layers):
         at = f"layer{layer}."
-        keys = [_chain(graph, f"{at}key.{t}", stream[t], stack.keys) for t in positions]
-        queries = [_chain(graph, f"{at}query.{t}", stream[t], stack.queries) for t in positions]
+        keys = [chained(graph, f"{at}key.{t}", stream[t], stack.keys) for t in positions]
+        queries = [chained(graph, f"{at}query.{t}", stream[t], stack.queries) for t in positions]
         for t in positions:
             seen = keys[: t + 1] if stack.causal else keys
             # Without nodes of its own, a query is the stream, which is read once.
             mixed: Sequence[str] = list(dict.fromkeys([stream[t], queries[t], *seen]))
             for step in range(1, stack.mixed):
-                mixed = [graph.node(f"{at}mixed.{t}.{step}", _mixed, mixed)]
-            graph.node(f"{layer}.{t}", _mixed, mixed)
+                mixed = [graph.node(f"{at}mixed.{t}.{step}", mixed_rows, mixed)]
+            graph.node(f"{layer}.{t}", mixed_rows, mixed)
         stream = [f"{layer}.{t}" for t in positions]
-    return graph, [_chain(graph, f"end.{t}", stream[t], stack.terminal) for t in positions]
+    return graph, [chained(graph, f"end.{t}", stream[t], stack.terminal) for t in positions]
 
 
-def node_graph(stack: RowStack) -> tuple[Graph, dict[str, list[str]]]:
-    """Build the graph of whole nodes; returns the mixes for `row_costs`, too. A site is its layer's number.
-
-    The demanded node is "end".
-    """
-    graph, mixes = Graph(), dict[str, list[str]]()
-    stream = graph.source("x", 1)
-    for layer in range(stack.layers):
-        at = f"layer{layer}."
-        key = _chain(graph, f"{at}key", stream, stack.keys)
-        query = _chain(graph, f"{at}query", stream, stack.queries)
-        mixed: Sequence[str] = list(dict.fromkeys([stream, query, key]))
-        names = [*(f"{at}mixed.{step}" for step in range(1, stack.mixed)), str(layer)]
-        mixes[names[0]] = [key]
-        for name in names:
-            mixed = [graph.node(name, _mixed, mixed)]
-        (stream,) = mixed
-    _chain(graph, "end", stream, stack.terminal - 1)
-    graph.node("end", _mixed, [f"end.{stack.terminal - 2}" if stack.terminal > 1 else stream])
-    return graph, mixes
-
-
-def _chain(graph: Graph, name: str, reads: str, length: int) -> str:
+def chained(graph: Graph, name: str, reads: str, length: int) -> str:
+    """Add a chain of nodes behind a site; returns the last of them."""
     for step in range(length):
-        reads = graph.node(f"{name}.{step}", _mixed, [reads])
+        reads = graph.node(f"{name}.{step}", mixed_rows, [reads])
     return reads
 
 
-def _mixed(*values: int) -> int:
+def mixed_rows(*values: int) -> int:
+    """Return a number that tells what was read, and in which order."""
     return hash(values)
 
 
