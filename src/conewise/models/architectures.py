@@ -74,7 +74,7 @@ _LAYERS = ("num_hidden_layers",)
 def _causal(
     name: str, base: Mapping[str, Any] = _GROUPED, *, depth: str = _LAYERS[0], config: str = "", **own: Any
 ) -> Architecture:
-    """A language model as transformers calls it: `name`Config, unless it is another, and `name`ForCausalLM."""
+    """A language model as transformers names it: `name`ForCausalLM, and `name`Config unless it is another."""
     settings = {**base, "bos_token_id": 0, "eos_token_id": 0, **own}
     attention = settings.pop("attention", True)
     return Architecture(

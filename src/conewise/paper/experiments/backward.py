@@ -225,7 +225,7 @@ def counted(network: Network, sites: Sequence[str]) -> Counted:
             full = _split(base, demand, forward)
             before = dict(zip(backward, base.demand(backward), strict=True))
             for site in sites:
-                value = _other(base.demand(site))
+                value = base.demand(site).flip(-1) * 1.25 + 0.125
                 with base.fork() as fork, World(graph) as fresh:
                     fork.patch(site, value)
                     with fork.ledger.interval() as ledger:
@@ -247,10 +247,6 @@ def _split(world: World, demand: Sequence[str], forward: set[str]) -> tuple[int,
         world.demand(tuple(demand))
     ahead = sum(one in forward for one in ledger.recomputed)
     return ahead, len(ledger.recomputed) - ahead
-
-
-def _other(value: torch.Tensor) -> torch.Tensor:
-    return value.flip(-1) * 1.25 + 0.125
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conewise.anatomy.components import Components, Reader
+from conewise.anatomy.components import Reader
 from conewise.circuits.acdc import Search, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent

@@ -69,10 +69,11 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON takes it; fractions become the nearest float."""
+        is_whole = self.paper is not None and "." not in self.paper
         return {
             "name": self.name,
             **self.facts,
-            "paper": None if self.paper is None else printed_number(self.paper),
+            "paper": None if self.paper is None else (int if is_whole else float)(self.paper),
             "predicted": plain(self.predicted),
             "measured": plain(self.measured),
             "unit": self.unit,
@@ -119,11 +120,6 @@ class Result:
             "versions": dict(self.versions),
             "series": dict(self.series),
         }
-
-
-def printed_number(printed: str) -> int | float:
-    """Return the number that the paper prints."""
-    return float(printed) if "." in printed else int(printed)
 
 
 def prints_as(value: Number, printed: str) -> bool:

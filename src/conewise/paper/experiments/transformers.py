@@ -99,9 +99,11 @@ def llama(
     def scale_and_mask(scores: Tensor) -> Tensor:
         return torch.add(mask, scores, alpha=scale)
 
+    def norm(x: Tensor, gain: Tensor) -> Tensor:
+        return functional.rms_norm(x, (width,), gain, 1e-6)
+
     graph = Graph()
     stream = graph.source("x", draw(positions, width, scale=1.0))
-    norm = _rms_norm(width)
     slices = [_columns(head * size, (head + 1) * size) for head in range(heads)]
     patched: list[PatchedSite] = []
     for layer in range(1, layers + 1):
@@ -159,15 +161,6 @@ def _rope(
         return x * cos + turned * sin
 
     return rope
-
-
-def _rms_norm(width: int) -> Callable[[Tensor, Tensor], Tensor]:
-    shape = (width,)
-
-    def norm(x: Tensor, gain: Tensor) -> Tensor:
-        return functional.rms_norm(x, shape, gain, 1e-6)
-
-    return norm
 
 
 def _columns(first: int, last: int) -> Callable[[Any], Any]:

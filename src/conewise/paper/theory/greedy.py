@@ -141,15 +141,12 @@ def speculation(candidates: int, width: int, right: Weight) -> Speculation:
     if W == 1:
         return Speculation(*(answer_ratio(Fraction(count), is_float) for count in (n, n, 0)))
     whole, rest = divmod(n, W)
-    stacks, missing = _certain(n, W) if p == 1 else _uncertain(p, W, whole, rest)
+    # Where every guess is right, the last stack has as many worlds fewer as candidates are missing in it.
+    certain = Fraction(-(-n // W)), Fraction(-n % W)
+    stacks, missing = certain if p == 1 else _uncertain(p, W, whole, rest)
     worlds = (W + 1) * stacks - missing
     found = (stacks, worlds, worlds - stacks - n)
     return Speculation(*(answer_ratio(Fraction(one), is_float) for one in found))
-
-
-def _certain(candidates: int, width: int) -> tuple[Fraction, Fraction]:
-    """The stacks where every guess is right, and the worlds that the last one has fewer than the others."""
-    return Fraction(-(-candidates // width)), Fraction(-candidates % width)
 
 
 def _uncertain(p: Fraction, W: int, whole: int, rest: int) -> tuple[Fraction, Fraction]:
@@ -183,9 +180,8 @@ def speculation_gain(width: int, right: Weight, launch: Weight, world: Weight = 
     """
     W, (p, is_float) = _expect_bounded(width, "the width"), _expect_chance(right)
     c, u = _expect_seconds(launch, world)
-    gain = (
-        Fraction(1) if W == 1 else ratio(exact(c) + exact(u), exact(c) + (W + 1) * exact(u)) * _decided(p, W)
-    )
+    decided = Fraction(W) if p == 1 else (1 - p**W) / (1 - p)  # 1 + p + ... + p^(W−1)
+    gain = ratio(exact(c) + exact(u), exact(c) + (W + 1) * exact(u)) * decided if W > 1 else Fraction(1)
     return answer_ratio(gain, is_float or any_float((c, u)))
 
 
@@ -235,11 +231,6 @@ def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fract
     bounds = [] if p == 1 else [1 / (1 - p)]
     bounds += [] if u == 0 else [1 + ratio(exact(c), exact(u))]
     return answer_ratio(min(bounds), is_float or any_float((c, u)))
-
-
-def _decided(p: Fraction, width: int) -> Fraction:
-    """Return the candidates that a stack decides on average: 1 + p + ... + p^(W−1)."""
-    return Fraction(width) if p == 1 else (1 - p**width) / (1 - p)
 
 
 def _expect_chance(right: object) -> tuple[Fraction, bool]:

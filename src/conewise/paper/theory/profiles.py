@@ -85,7 +85,7 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
             confidence=confidence,
             lags=lags,
         )
-        for orientation, depths in _depths(L).items()
+        for orientation, depths in (("output-heavy", range(1, L + 1)), ("input-heavy", range(L, 0, -1)))
     }
     rising = [end for end, fit in fits.items() if fit.coefficients[1].value >= 0]
     orientation = min(rising or fits, key=lambda end: fits[end].residual_squares)
@@ -103,10 +103,6 @@ def _log(weight: Weight) -> float:
     if isinstance(weight, Fraction):
         return math.log(weight.numerator) - math.log(weight.denominator)
     return math.log(weight)
-
-
-def _depths(L: int) -> dict[Orientation, range]:
-    return {"output-heavy": range(1, L + 1), "input-heavy": range(L, 0, -1)}
 
 
 # -- Layers ----------------------------------------------------------------------------------------

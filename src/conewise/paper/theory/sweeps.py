@@ -5,7 +5,7 @@ A layered profile (a list of layer weights) and a graph are two descriptions of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -83,7 +83,17 @@ def world_costs(
 ) -> list[Exact]:
     """`sweep_costs`, exactly."""
     support = wanted(graph, demand)
-    return [scale(nodes) for nodes in _stale_sets(graph, sites, demand, support)]
+    costs = []
+    for numbers in patches_of(graph, sites):
+        if len(numbers) > 1:
+            nodes = stale_numbers(graph, numbers, demand)
+        else:
+            # What is below a single site reaches the demand without passing it again, so the
+            # support need not be cut, and one serves the whole sweep.
+            cone = graph.table.cone(numbers)
+            nodes = cone if support is None else cone & support
+        costs.append(scale(nodes))
+    return costs
 
 
 def patches_of(graph: Graph, sites: Iterable[Patch]) -> list[list[int]]:
@@ -91,19 +101,6 @@ def patches_of(graph: Graph, sites: Iterable[Patch]) -> list[list[int]]:
     of = "one site, or several that one world patches together, for each world"
     entries = (sites,) if isinstance(sites, str) else expect_items(sites, "the list of sites", of)
     return [graph.numbers(expect_sites(entry, "what one world patches")) for entry in entries]
-
-
-def _stale_sets(
-    graph: Graph, sites: Iterable[Patch], demand: tuple[Site, ...] | None, support: set[int] | None
-) -> Iterator[set[int]]:
-    for numbers in patches_of(graph, sites):
-        if len(numbers) > 1:
-            yield stale_numbers(graph, numbers, demand)
-            continue
-        # What is below a single site reaches the demand without passing it again, so the
-        # support need not be cut, and one serves the whole sweep.
-        cone = graph.table.cone(numbers)
-        yield cone if support is None else cone & support
 
 
 def sweep_cost(
