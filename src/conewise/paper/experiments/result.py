@@ -16,9 +16,10 @@ from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
 from conewise.paper.theory.clocks import Estimate, least_squares
+from conewise.paper.theory.expect import shown
 from conewise.paper.theory.sweeps import Touched
-from conewise.paper.theory.weights import expect_count, expect_float, expect_items, expect_number, shown
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import World
 from conewise.version import __version__
@@ -285,7 +286,7 @@ def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
     Whatever disturbs a timing makes it longer, so only the upper end is trimmed (trimming both
     ends alike would leave the median where it is).
     """
-    share = expect_number(trim, "`trim`")
+    share = expect.number(trim, "`trim`")
     if not 0 <= share < 1:
         raise TheoryError(f"trim is a fraction from 0 up to 1, and {shown(share)} is not.")
     ordered = sorted(_expect_timings(values))
@@ -297,7 +298,7 @@ def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
 
 def block_medians(values: Iterable[float], size: int) -> list[float]:
     """Return the trimmed median of each block of `size` values, in order; `size` divides their number."""
-    timings, length = _expect_timings(values), expect_count(size, "the size of a block")
+    timings, length = _expect_timings(values), expect.count(size, "the size of a block")
     if not timings or len(timings) % length:
         raise TheoryError(f"{len(timings)} values do not fall into blocks of {shown(length)}.")
     return [trimmed_median(timings[first : first + length]) for first in range(0, len(timings), length)]
@@ -315,8 +316,8 @@ def fitted_slope(x: Iterable[float], y: Iterable[float], lags: int = 5) -> Estim
 
 
 def _expect_timings(values: object) -> list[float]:
-    given = expect_items(values, "the list of values", "numbers")
-    return [expect_float(value, "a value") for value in given]
+    given = expect.items(values, "the list of values", "numbers")
+    return [expect.real(value, "a value") for value in given]
 
 
 # -- Scanning --------------------------------------------------------------------------------------

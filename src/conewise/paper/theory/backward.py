@@ -10,27 +10,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, full_weight, patches_of, world_costs
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
     Scale,
-    Weight,
     Weights,
     answer,
     answer_ratio,
     any_float,
     exact,
-    expect_demand,
-    expect_graph,
-    expect_items,
-    expect_number,
-    expect_profile,
-    expect_site,
-    expect_sites,
-    expect_weight,
     ratio,
-    shown,
     total,
 )
 from conewise.reactive.gradients import GRADIENT, may_pass, vjps_of
@@ -44,7 +36,7 @@ def training_cone(graph: Graph, site: Site, loss: Site | None = None) -> frozens
     does not. That is not the set of gradients that change (docs/backward-locality.md); for that, see
     `joint_cost`. With a `loss`, which s must reach, only what the loss depends on counts.
     """
-    table, number = expect_graph(graph).table, graph.number(expect_site(site, "the site"))
+    table, number = expect.graph(graph).table, graph.number(expect.site(site, "the site"))
     nodes = _touched(graph, number, _support(graph, [number], loss))
     return frozenset(graph.names(node for node in nodes if table.rules[node] is not None))
 
@@ -54,7 +46,7 @@ def training_cost(
 ) -> Weight:
     """Σ over `sites` of the weight of the training cone: the paper's count."""
     scale = Scale(graph, weights)
-    return answer(_training_weight(graph, expect_sites(sites), loss, scale), scale.is_float, "the cost")
+    return answer(_training_weight(graph, expect.sites(sites), loss, scale), scale.is_float, "the cost")
 
 
 def _training_weight(graph: Graph, sites: tuple[Site, ...], loss: Site | None, scale: Scale) -> Exact:
@@ -88,9 +80,9 @@ def training_ratio(
             raise TheoryError(
                 "which sites of the graph are swept? Pass them: `training_ratio(graph, sites)`."
             )
-        if local is not None or expect_weight(terminal, "`terminal`"):
+        if local is not None or expect.weight(terminal, "`terminal`"):
             raise TheoryError("`local` and `terminal` belong to a profile; a graph has all its nodes in it.")
-        swept, scale = expect_sites(sites), Scale(profile, weights)
+        swept, scale = expect.sites(sites), Scale(profile, weights)
         if not swept:
             raise TheoryError("no sites are given, and a ratio needs at least one.")
         touched = _training_weight(profile, swept, loss, scale)
@@ -100,8 +92,8 @@ def training_ratio(
         return answer_ratio(ratio(len(swept) * full, touched), scale.is_float)
     if sites is not None or loss is not None or weights is not None:
         raise TheoryError("`sites`, `loss` and `weights` belong to a graph; a profile is its own weights.")
-    layers = expect_profile(profile)
-    end = expect_weight(terminal, "`terminal`")
+    layers = expect.profile(profile)
+    end = expect.weight(terminal, "`terminal`")
     own = _own(local, layers)
     whole, L = total([*layers, end]), len(layers)
     touched = L * whole - total(layers) + total(own)
@@ -116,7 +108,7 @@ def joint_cost(graph: Graph, sites: Iterable[Site], demand: Demand, weights: Wei
     site must reach something that is demanded, else the question is a slip: TheoryError.
     """
     scale = Scale(graph, weights)
-    swept, targets = expect_sites(sites), _expect_targets(graph, demand)
+    swept, targets = expect.sites(sites), _expect_targets(graph, demand)
     return answer(_joint_weight(graph, swept, targets, scale), scale.is_float, "the cost")
 
 
@@ -125,7 +117,7 @@ def joint_ratio(
 ) -> Fraction | float:
     """ρ under backpropagation, exact: a full forward and backward run per site over `joint_cost`."""
     scale = Scale(graph, weights)
-    swept, targets = expect_sites(sites), _expect_targets(graph, demand)
+    swept, targets = expect.sites(sites), _expect_targets(graph, demand)
     spent = _joint_weight(graph, swept, targets, scale)
     if spent == 0:
         raise TheoryError("a sweep of these sites recomputes nothing, so its ratio has no value.")
@@ -133,7 +125,7 @@ def joint_ratio(
 
 
 def _expect_targets(graph: Graph, demand: Demand) -> tuple[Site, ...]:
-    targets = expect_demand(demand)
+    targets = expect.demand(demand)
     if targets is None:
         raise TheoryError("which gradients are demanded? Pass their sites.")
     graph.numbers(targets)
@@ -160,8 +152,8 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1, *, stale: Weight = 1) 
     differentiated reaches it through the output alone: the backward pass begins by reading that. Above 1
     for every ρ > 1: 4/3 for ρ = 2, b = 1. With σ = 1/ρ the backward pass is as local as the forward one: ρ.
     """
-    rho, b = expect_number(forward, "the forward ratio"), expect_weight(share, "`share`")
-    part = expect_weight(stale, "`stale`")
+    rho, b = expect.number(forward, "the forward ratio"), expect.weight(share, "`share`")
+    part = expect.weight(stale, "`stale`")
     if rho < 1:
         raise TheoryError(f"the forward ratio is {shown(rho)}; no sweep costs more than full runs.")
     if part > 1:
@@ -173,7 +165,7 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1, *, stale: Weight = 1) 
 def _support(graph: Graph, sites: Iterable[int], loss: Site | None) -> set[int] | None:
     if loss is None:
         return None
-    support = graph.table.support([graph.number(expect_site(loss, "the loss"))], ())
+    support = graph.table.support([graph.number(expect.site(loss, "the loss"))], ())
     for site in sites:
         if site not in support:
             raise TheoryError(
@@ -195,12 +187,12 @@ def _own(local: Weight | Iterable[Weight] | None, layers: Sequence[Weight]) -> S
     if local is None:
         return layers
     if isinstance(local, Iterable):
-        given = expect_items(local, "`local`", "for each layer, what is touched of it")
+        given = expect.items(local, "`local`", "for each layer, what is touched of it")
     else:
         given = [local] * len(layers)
     if len(given) != len(layers):
         raise TheoryError(f"`local` has {len(given)} entries for {len(layers)} layers; give one for each.")
-    own = [expect_weight(part, f"`local` of layer {i}") for i, part in enumerate(given, 1)]
+    own = [expect.weight(part, f"`local` of layer {i}") for i, part in enumerate(given, 1)]
     for i, (part, layer) in enumerate(zip(own, layers, strict=True), 1):
         if not 0 < part <= layer:
             raise TheoryError(
@@ -301,9 +293,9 @@ class _Pass:
 
     @classmethod
     def of(cls, graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> _Pass:
-        table = expect_graph(graph).table
-        end = graph.number(expect_site(loss, "the loss"))
-        by = graph.numbers(expect_sites(wrt, "`wrt`"))
+        table = expect.graph(graph).table
+        end = graph.number(expect.site(loss, "the loss"))
+        by = graph.numbers(expect.sites(wrt, "`wrt`"))
         if not by:
             raise TheoryError("`wrt` is empty: name the sites by which the loss is differentiated.")
         order = _leading(graph, end)

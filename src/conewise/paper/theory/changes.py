@@ -10,26 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, patches_of, world_costs
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weight,
-    Weights,
-    answer,
-    expect_demand,
-    expect_graph,
-    expect_items,
-    expect_one_of,
-    expect_permutation,
-    expect_site,
-    expect_sites,
-    expect_weight,
-    shown,
-    total,
-    wanted,
-)
+from conewise.paper.theory.weights import Demand, Exact, Scale, Weights, answer, total, wanted
 from conewise.reactive.graph import Edge, Graph, Site
 
 ChangeKind = Literal["value", "function", "rule", "redefine"]
@@ -92,7 +76,7 @@ def changed_cost(
     redefinitions of one. The world has answered the demand before the first change.
     """
     weigh, made = _Scale(graph, weights), _expect_changes(graph, changes)
-    chosen = expect_permutation(order, len(made))
+    chosen = expect.permutation(order, len(made))
     targets = _targets(graph, demand)
     ordered = [made[k] for k in chosen]
     costs = [weigh(nodes) for nodes in _interleaved(graph, ordered, targets)]
@@ -113,7 +97,7 @@ def disturbed(graph: Graph, changes: ChangeAt | Iterable[ChangeAt], demand: Dema
     docs/theory.md#changes. For values alone this is `stale`. A rule that is patched or redefined costs
     1 + |cone(s)| where everything is demanded, and nothing where the demand does not depend on s.
     """
-    made = _expect_changes(expect_graph(graph), [changes] if isinstance(changes, ChangeAt) else changes)
+    made = _expect_changes(expect.graph(graph), [changes] if isinstance(changes, ChangeAt) else changes)
     return frozenset(graph.names(_batched(graph, made, _targets(graph, demand))))
 
 
@@ -128,7 +112,7 @@ def change_extremes(
     hides first at one seed, all of these stand before the change does, so each term is least; in the
     reverse order none does, and each term is its isolated cost, the most it can be.
     """
-    made, demand = tuple(_listed(changes)), expect_demand(demand)
+    made, demand = tuple(_listed(changes)), expect.demand(demand)
     best = best_change_order(graph, made)
     return _extremes(
         lambda order: changed_cost(graph, made, demand, order=order, weights=weights).total, best
@@ -331,17 +315,17 @@ class _Scale:
                 f"`weights` has no entry for the source {site!r}, which a function patches and which is "
                 "computed for that reason. Give it a weight, 0 included."
             )
-        return expect_weight(self._weights[site], f"the weight of {site!r}")
+        return expect.weight(self._weights[site], f"the weight of {site!r}")
 
 
 def _targets(graph: Graph, demand: Demand) -> list[int] | None:
-    targets = expect_demand(demand)
+    targets = expect.demand(demand)
     return None if targets is None else graph.numbers(targets)
 
 
 def _listed(changes: object) -> list[ChangeAt]:
     of = "ChangeAt(site, kind) or ChangeAt((u, w), kind) for each"
-    entries = enumerate(expect_items(changes, "the list of changes", of))
+    entries = enumerate(expect.items(changes, "the list of changes", of))
     return [_expect_entry(entry, place) for place, entry in entries]
 
 
@@ -349,7 +333,7 @@ def _expect_changes(graph: Graph, changes: object) -> list[_Change]:
     made: list[_Change] = []
     places: set[object] = set()
     for place, change in enumerate(_listed(changes)):
-        found = _expect_change(expect_graph(graph), change, place)
+        found = _expect_change(expect.graph(graph), change, place)
         what = (found.edge, found.seed) if found.edge is not None else (found.seed, found.kind == "redefine")
         key = (found.edge is None, what)
         if key in places:
@@ -372,7 +356,7 @@ def _expect_entry(change: object, place: int) -> ChangeAt:
 
 
 def _expect_change(graph: Graph, change: ChangeAt, place: int) -> _Change:
-    kind = expect_one_of(change.kind, _KINDS, f"the kind of change {place}")
+    kind = expect.one_of(change.kind, _KINDS, f"the kind of change {place}")
     if change.inputs is not None and kind != "redefine":
         raise TheoryError(
             f"change {place} has `inputs` and is no 'redefine': only that changes what is read."
@@ -385,7 +369,7 @@ def _expect_change(graph: Graph, change: ChangeAt, place: int) -> _Change:
             )
         edge, seed = graph.edge(change.at)
         return _Change(seed, kind, edge, None)
-    seed = graph.number(expect_site(change.at, f"the place of change {place}"))
+    seed = graph.number(expect.site(change.at, f"the place of change {place}"))
     if kind in ("rule", "redefine") and graph.table.rules[seed] is None:
         raise TheoryError(
             f"change {place} is a {kind!r} of {change.at!r}, a source, which has no rule. It is "
@@ -393,7 +377,7 @@ def _expect_change(graph: Graph, change: ChangeAt, place: int) -> _Change:
         )
     given = change.inputs
     inputs = (
-        None if given is None else tuple(graph.numbers(expect_sites(given, f"`inputs` of change {place}")))
+        None if given is None else tuple(graph.numbers(expect.sites(given, f"`inputs` of change {place}")))
     )
     return _Change(seed, kind, None, inputs)
 
@@ -448,7 +432,7 @@ def patched_cost(
     a patched site itself never counts. The world has answered the demand before the first patch.
     """
     scale, sites = Scale(graph, weights), _expect_patched(graph, patches)
-    chosen = expect_permutation(order, len(sites))
+    chosen = expect.permutation(order, len(sites))
     targets = _targets(graph, demand)
     costs = [
         scale(_step(graph, sites[k], [sites[j] for j in chosen[:step]], targets))
@@ -472,7 +456,7 @@ def patch_extremes(
     is its isolated cost. Both hold term by term, so no search is needed, on any DAG. The best order for
     patches is the worst for grafts.
     """
-    sites, demand = expect_sites(patches, "the list of patches"), expect_demand(demand)
+    sites, demand = expect.sites(patches, "the list of patches"), expect.demand(demand)
     best = best_patch_order(graph, sites)
     return _extremes(
         lambda order: patched_cost(graph, sites, demand, order=order, weights=weights).total, best
@@ -491,7 +475,7 @@ def best_patch_order(graph: Graph, patches: Iterable[Site]) -> tuple[int, ...]:
 
 
 def _expect_patched(graph: Graph, patches: Iterable[Site]) -> list[int]:
-    sites = expect_graph(graph).numbers(expect_sites(patches, "the list of patches"))
+    sites = expect.graph(graph).numbers(expect.sites(patches, "the list of patches"))
     twice = [site for place, site in enumerate(sites) if site in sites[:place]]
     if twice:
         raise TheoryError(
@@ -548,7 +532,7 @@ def restored_cost(
 
     An element of `sites` is one site, or the collection of sites that are patched together.
     """
-    scale, targets = Scale(graph, weights), expect_demand(demand)
+    scale, targets = Scale(graph, weights), expect.demand(demand)
     patches = patches_of(graph, sites)
     costs = []
     stale: set[int] = set()

@@ -13,24 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, as_float, shown
 from conewise.paper.theory.sweeps import saturating_worlds
-from conewise.paper.theory.weights import (
-    Exact,
-    Weight,
-    answer_ratio,
-    any_float,
-    as_float,
-    exact,
-    expect_count,
-    expect_flag,
-    expect_float,
-    expect_items,
-    expect_number,
-    expect_weight,
-    ratio,
-    shown,
-    total,
-)
+from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
 
 Matrix = npt.NDArray[np.float64]
 
@@ -76,7 +62,7 @@ def least_squares(
     error is then the larger of the classical one and that of Newey and West.
     """
     design, target = _expect_table(rows, targets)
-    lags = expect_count(lags, "`lags`", least=0)
+    lags = expect.count(lags, "`lags`", least=0)
     count, width = design.shape
     if count <= width:
         raise TheoryError(
@@ -119,12 +105,12 @@ def least_squares(
 def _expect_table(rows: object, targets: object) -> tuple[Matrix, Matrix]:
     """The design, of at least one column, and as many targets as it has rows; all finite."""
     table = [
-        [expect_float(value, "a measurement") for value in expect_items(row, f"row {place}", "its columns")]
-        for place, row in enumerate(expect_items(rows, "the list of rows", "the columns of each measurement"))
+        [expect.real(value, "a measurement") for value in expect.items(row, f"row {place}", "its columns")]
+        for place, row in enumerate(expect.items(rows, "the list of rows", "the columns of each measurement"))
     ]
     wanted = [
-        expect_float(value, "a measurement")
-        for value in expect_items(targets, "the list of targets", "one number for each row")
+        expect.real(value, "a measurement")
+        for value in expect.items(targets, "the list of targets", "one number for each row")
     ]
     widths = {len(row) for row in table}
     if len(widths) != 1 or 0 in widths:
@@ -165,7 +151,7 @@ def _newey_west(design: Matrix, residuals: Matrix, inverse: Matrix, lags: int) -
 
 def student_quantile(confidence: float, freedom: int) -> float:
     """The t within which a Student variable lies with probability `confidence`, on both sides."""
-    given = expect_number(confidence, "the confidence")
+    given = expect.number(confidence, "the confidence")
     if not 0 < given <= MAX_CONFIDENCE:
         raise TheoryError(
             f"the confidence is {shown(given)}; it is a probability between 0 and 1, such as 0.95, and at "
@@ -227,7 +213,7 @@ class Calibration:
     @property
     def overhead(self) -> float:
         """β/a as fitted: what a node that is only walked past costs, in nodes computed."""
-        (a, _, _), beta = self._constants, expect_number(self.beta.value, "the fitted β")
+        (a, _, _), beta = self._constants, expect.number(self.beta.value, "the fitted β")
         return as_float(ratio(exact(beta), a), "β/a")
 
     @property
@@ -249,8 +235,8 @@ class Calibration:
     @property
     def _constants(self) -> tuple[Exact, Exact, Exact]:
         """a, β and the fixed cost that predictions are made with."""
-        a, beta = expect_number(self.a.value, "the fitted a"), expect_number(self.beta.value, "the fitted β")
-        fixed = expect_number(self.intercept.value, "the fitted intercept") if self.intercept else 0
+        a, beta = expect.number(self.a.value, "the fitted a"), expect.number(self.beta.value, "the fitted β")
+        fixed = expect.number(self.intercept.value, "the fitted intercept") if self.intercept else 0
         if a <= 0:
             raise TheoryError(
                 f"a was fitted as {shown(a)}: a node that takes no time to compute. Measure cones that "
@@ -269,7 +255,7 @@ def calibrate(samples: Iterable[Sample], *, intercept: bool = True, confidence: 
     rows = _expect_samples(samples, "cone size", "graph size", "time")
     for cone, nodes, _ in rows:
         expect_cones([cone], nodes)
-    has_fixed = expect_flag(intercept, "`intercept`")
+    has_fixed = expect.flag(intercept, "`intercept`")
     if has_fixed and len({nodes for _, nodes, _ in rows}) == 1:
         raise TheoryError(
             f"all samples are of one graph size, {float(rows[0][1]):g}: β and a fixed cost cannot be told "
@@ -285,12 +271,12 @@ def _expect_samples(samples: object, *names: str) -> list[tuple[Weight, Weight, 
     """Return the samples of a calibration: three numbers of zero or more each, of these names."""
     of = f"({', '.join(names)})"
     found = []
-    for place, sample in enumerate(expect_items(samples, "the list of samples", f"{of} for each")):
-        numbers = expect_items(sample, f"sample {place}", of)
+    for place, sample in enumerate(expect.items(samples, "the list of samples", f"{of} for each")):
+        numbers = expect.items(sample, f"sample {place}", of)
         if len(numbers) != 3:
             raise TheoryError(f"sample {place} is {shown(sample)}; a sample is {of}.")
         first, second, third = (
-            expect_weight(number, f"the {name} of sample {place}")
+            expect.weight(number, f"the {name} of sample {place}")
             for number, name in zip(numbers, names, strict=True)
         )
         found.append((first, second, third))
@@ -309,7 +295,7 @@ def wallclock_ratio(
     """
     sizes, N = expect_cones(cones, nodes)
     per_node, per_graph = expect_constants(a, beta)
-    fixed = expect_weight(intercept, "the intercept")
+    fixed = expect.weight(intercept, "the intercept")
     overhead = exact(per_graph) * exact(N) + exact(fixed)
     spent = exact(per_node) * total(sizes) + len(sizes) * overhead
     if spent == 0:
@@ -325,7 +311,7 @@ def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(
     to 0.0054 gives 1.795, which would print as 1.80.
     """
     per_node, per_graph = expect_constants(a, beta)
-    share = expect_number(mean_fraction, "the mean fraction")
+    share = expect.number(mean_fraction, "the mean fraction")
     if not 0 <= share <= 1:
         raise TheoryError(
             f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, from 0 "
@@ -340,9 +326,9 @@ def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(
 
 def expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
     """The sizes of cones, none larger than the graph, and the size of the graph."""
-    N = expect_weight(nodes, "the graph size")
-    given = expect_items(cones, "the list of cones", "the size of each")
-    sizes = [expect_weight(cone, "a cone size") for cone in given]
+    N = expect.weight(nodes, "the graph size")
+    given = expect.items(cones, "the list of cones", "the size of each")
+    sizes = [expect.weight(cone, "a cone size") for cone in given]
     for size in sizes:
         if size > N:
             raise TheoryError(
@@ -354,7 +340,7 @@ def expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
 
 def expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
     """A, more than zero, and β, zero or more."""
-    per_node, per_graph = expect_number(a, "a"), expect_number(beta, "β")
+    per_node, per_graph = expect.number(a, "a"), expect.number(beta, "β")
     if per_node <= 0:
         raise TheoryError(f"a is {shown(per_node)}; a node takes more than zero time to compute.")
     if per_graph < 0:
@@ -393,8 +379,8 @@ def compiled_ratio(
     sizes, N = expect_cones(cones, nodes)
     per_node, per_graph = expect_constants(a, beta)
     together = _expect_launch(launch, per_node)
-    count, spread = expect_count(runs, "the number of runs"), total(sizes)
-    often = spread if launches is None else expect_weight(launches, "the number of launches")
+    count, spread = expect.count(runs, "the number of runs"), total(sizes)
+    often = spread if launches is None else expect.weight(launches, "the number of launches")
     if often > spread or (often == 0 and spread > 0):
         raise TheoryError(
             f"the sweep launches {shown(often)}; that is more than nothing and no more than all cones "
@@ -419,7 +405,7 @@ def compiled_ceiling(
     """
     per_node, _ = expect_constants(a, 0)
     together = _expect_launch(launch, per_node)
-    share = expect_number(mean_fraction, "the mean fraction")
+    share = expect.number(mean_fraction, "the mean fraction")
     if not 0 < share <= 1:
         raise TheoryError(
             f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, more "
@@ -435,7 +421,7 @@ def compiled_ceiling(
 
 
 def _expect_launch(launch: object, per_node: Weight) -> Weight:
-    together = expect_weight(launch, "`launch`")
+    together = expect.weight(launch, "`launch`")
     if together > per_node:
         raise TheoryError(
             f"`launch` is {shown(together)}, and a node takes {shown(per_node)} in all, its launch included."
@@ -473,7 +459,7 @@ class StackClock:
 
     def seconds(self, launches: Weight, work: Weight) -> float:
         """The predicted time of so many launches and so much work."""
-        count, amount = expect_weight(launches, "`launches`"), expect_weight(work, "`work`")
+        count, amount = expect.weight(launches, "`launches`"), expect.weight(work, "`work`")
         c, each = self._constants
         return as_float(c * exact(count) + each * exact(amount), "the predicted time")
 
@@ -483,12 +469,12 @@ class StackClock:
         `node` is the work of one node in one world: see `saturating_worlds`.
         """
         c, each = self._constants
-        return saturating_worlds(c, each * exact(expect_weight(node, "the work of a node")), share)
+        return saturating_worlds(c, each * exact(expect.weight(node, "the work of a node")), share)
 
     @property
     def _constants(self) -> tuple[Exact, Exact]:
         c, each = (
-            max(exact(expect_number(one.value, f"the fitted {what}")), 0)
+            max(exact(expect.number(one.value, f"the fitted {what}")), 0)
             for one, what in ((self.launch, "launch"), (self.work, "work"))
         )
         if not c and not each:

@@ -12,21 +12,17 @@ from itertools import combinations, permutations
 from math import comb
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
     Scale,
-    Weight,
     Weights,
     answer,
     answer_ratio,
     any_float,
     exact,
-    expect_items,
-    expect_mapping,
-    expect_permutation,
-    expect_weight,
-    shown,
     total,
     wanted,
 )
@@ -69,12 +65,12 @@ class GraftAt:
                     f"the size of the graft at {shown(self.at)} is a number, and `weights` are for the nodes "
                     "of a block. Give one or the other."
                 )
-            size = expect_weight(self.size, f"the size of the graft at {shown(self.at)}")
+            size = expect.weight(self.size, f"the size of the graft at {shown(self.at)}")
             return exact(size), isinstance(size, float)
         parts = [part.name for part in _computed(self.size, only_fed=only_fed)]
         if self.weights is None:
             return len(parts), False
-        given = expect_mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
+        given = expect.mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
         known = {part.name for part in self.size.nodes}
         computed = [part.name for part in self.size.nodes if part.rule is not None]
         for name in [*given, *computed]:
@@ -83,7 +79,7 @@ class GraftAt:
                     f"`weights` of the graft at {shown(self.at)} and the nodes of its block do not agree "
                     f"about {shown(name)}. The block computes {', '.join(computed)}; give each a weight."
                 )
-        found = {name: expect_weight(weight, f"the weight of {name!r}") for name, weight in given.items()}
+        found = {name: expect.weight(weight, f"the weight of {name!r}") for name, weight in given.items()}
         return total(found[name] for name in parts), any_float(found.values())
 
 
@@ -140,7 +136,7 @@ def interleaved_cost(
     that already hangs on u. One edge takes one graft.
     """
     placed = _placed(graph, grafts, demand, weights)
-    chosen = expect_permutation(order, len(placed.grafts))
+    chosen = expect.permutation(order, len(placed.grafts))
     _expect_possible(graph, placed.grafts, chosen)
     costs: list[Exact] = []
     for step, k in enumerate(chosen):
@@ -280,7 +276,7 @@ def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: W
     placed = []
     is_float = scale.is_float
     of = "GraftAt((u, w), size) for an edge, GraftAt(u, size) for a site, or the same as plain pairs"
-    for place, entry in enumerate(expect_items(grafts, "the list of grafts", of)):
+    for place, entry in enumerate(expect.items(grafts, "the list of grafts", of)):
         graft = _expect_graft(entry, place)
         if weights is not None and isinstance(graft.size, Block) and graft.weights is None:
             raise TheoryError(

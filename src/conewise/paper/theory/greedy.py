@@ -12,25 +12,18 @@ from fractions import Fraction
 from typing import Final
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
     Scale,
-    Weight,
     Weights,
     answer,
     answer_ratio,
     any_float,
     exact,
-    expect_count,
-    expect_demand,
-    expect_graph,
-    expect_items,
-    expect_number,
-    expect_sites,
-    expect_weight,
     ratio,
-    shown,
     total,
     wanted,
 )
@@ -74,12 +67,12 @@ def greedy_cost(
 
     of which only what the support of `demand` has counts.
     """
-    table = expect_graph(graph).table
-    sites = graph.numbers(expect_sites(readers, "the list of readers"))
+    table = expect.graph(graph).table
+    sites = graph.numbers(expect.sites(readers, "the list of readers"))
     line = _expect_places(visits, len(sites), "the visits", "a reader's place in the list")
     staying = set(_expect_places(kept, len(line), "what is kept", "a trial's number"))
-    one, scale = expect_weight(correction, "`correction`"), Scale(graph, weights)
-    support = wanted(graph, expect_demand(demand))
+    one, scale = expect.weight(correction, "`correction`"), Scale(graph, weights)
+    support = wanted(graph, expect.demand(demand))
     cones = {site: table.cone((site,)) for site in set(sites)}
     seen = cones if support is None else {site: cone & support for site, cone in cones.items()}
     behind = {site: scale(nodes) for site, nodes in seen.items()}
@@ -234,28 +227,28 @@ def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fract
 
 
 def _expect_chance(right: object) -> tuple[Fraction, bool]:
-    given = expect_number(right, "the chance that a guess is right")
+    given = expect.number(right, "the chance that a guess is right")
     if not 0 <= given <= 1:
         raise TheoryError(f"the chance that a guess is right is {shown(given)}; a chance is from 0 to 1.")
     return Fraction(exact(given)), isinstance(given, float)
 
 
 def _expect_seconds(launch: object, world: object) -> tuple[Weight, Weight]:
-    c, u = expect_weight(launch, "`launch`"), expect_weight(world, "`world`")
+    c, u = expect.weight(launch, "`launch`"), expect.weight(world, "`world`")
     if c == 0 and u == 0:
         raise TheoryError("neither a launch nor a world takes any time, so there is nothing to gain.")
     return c, u
 
 
 def _expect_bounded(value: object, what: str) -> int:
-    count = expect_count(value, what)
+    count = expect.count(value, what)
     if count > MAX_CANDIDATES:
         raise TheoryError(f"{what} is {shown(count)}, and is worked out up to {MAX_CANDIDATES:,}.")
     return count
 
 
 def _expect_places(places: object, count: int, what: str, of: str) -> list[int]:
-    found = [expect_count(place, f"one of {what}", 0) for place in expect_items(places, what, of)]
+    found = [expect.count(place, f"one of {what}", 0) for place in expect.items(places, what, of)]
     for place in found:
         if place >= count:
             raise TheoryError(f"{what} has {shown(place)}, and there are {count}, counted from 0: {of}.")

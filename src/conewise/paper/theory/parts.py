@@ -11,31 +11,19 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, full_weight, limit_ratio
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
     Scale,
-    Weight,
     Weights,
     answer,
     answer_ratio,
     any_float,
     exact,
-    expect_count,
-    expect_demand,
-    expect_flag,
-    expect_graph,
-    expect_items,
-    expect_mapping,
-    expect_number,
-    expect_one_of,
-    expect_site,
-    expect_sites,
-    expect_size,
-    expect_weight,
     ratio,
-    shown,
     total,
     wanted,
 )
@@ -63,12 +51,12 @@ def row_costs(
     a wavefront does, a node that changes is computed at every row from the first that does, or at the last
     one if no other is wanted and no node behind it mixes: a bound of what has to be.
     """
-    T = expect_count(positions, "`positions`")
-    table, mixing = expect_graph(graph).table, _expect_mixes(graph, mixes)
-    expect_size(T * len(table.order), "node-rows")
-    looks_back = expect_flag(causal, "`causal`")
+    T = expect.count(positions, "`positions`")
+    table, mixing = expect.graph(graph).table, _expect_mixes(graph, mixes)
+    expect.size(T * len(table.order), "node-rows")
+    looks_back = expect.flag(causal, "`causal`")
     exact = is_row_by_row(computed)
-    wanted = _wanted(graph, T, mixing, expect_demand(demand), is_last(rows), looks_back, exact)
+    wanted = _wanted(graph, T, mixing, expect.demand(demand), is_last(rows), looks_back, exact)
     last = 1 << (T - 1)
     found = []
     for site, at in _expect_places(graph, sites, T):
@@ -125,11 +113,11 @@ def _after(rows: int, T: int, looks_back: bool) -> int:
 
 
 def _expect_mixes(graph: Graph, mixes: object) -> dict[int, frozenset[int]]:
-    given = expect_mapping(mixes, "`mixes`", "for each node that reads other rows, the inputs it does so of")
+    given = expect.mapping(mixes, "`mixes`", "for each node that reads other rows, the inputs it does so of")
     found = {}
     for node, inputs in given.items():
-        names = expect_sites(inputs, f"the inputs of {node!r} that other rows are read of")
-        number = graph.number(expect_site(node, "a node of `mixes`"))
+        names = expect.sites(inputs, f"the inputs of {node!r} that other rows are read of")
+        number = graph.number(expect.site(node, "a node of `mixes`"))
         found[number] = frozenset(graph.numbers(names))
         if not found[number] <= set(graph.table.inputs[number]):
             raise TheoryError(
@@ -141,11 +129,11 @@ def _expect_mixes(graph: Graph, mixes: object) -> dict[int, frozenset[int]]:
 
 def _expect_places(graph: Graph, sites: object, T: int) -> list[tuple[int, int]]:
     found = []
-    for one in expect_items(sites, "the list of sites", "a site and a position for each patch"):
-        pair = expect_items(one, "a patch", "a site and a position")
+    for one in expect.items(sites, "the list of sites", "a site and a position for each patch"):
+        pair = expect.items(one, "a patch", "a site and a position")
         if len(pair) != 2:
             raise TheoryError(f"a patch is {shown(one)}; it is a site and a position.")
-        site, at = graph.number(expect_site(pair[0], "the site")), expect_count(pair[1], "the position", 0)
+        site, at = graph.number(expect.site(pair[0], "the site")), expect.count(pair[1], "the position", 0)
         if at >= T:
             raise TheoryError(f"position {shown(at)}: there are {shown(T)}, counted from 0.")
         found.append((site, at))
@@ -187,8 +175,8 @@ class RowStack:
     def __post_init__(self) -> None:
         least = {"layers": 1, "positions": 1, "keys": 1, "queries": 0, "mixed": 1, "terminal": 1}
         for name, count in least.items():
-            object.__setattr__(self, name, expect_count(getattr(self, name), f"`{name}`", count))
-        object.__setattr__(self, "causal", expect_flag(self.causal, "`causal`"))
+            object.__setattr__(self, name, expect.count(getattr(self, name), f"`{name}`", count))
+        object.__setattr__(self, "causal", expect.flag(self.causal, "`causal`"))
 
     @property
     def layer(self) -> int:
@@ -210,7 +198,7 @@ class RowStack:
         The next layer is computed at one row up to its attention, and behind it at R rows: those from the
         position on, or all where attention is not causal; each layer after that at R rows.
         """
-        i, t = expect_count(layer, "the layer", 0), expect_count(position, "the position", 0)
+        i, t = expect.count(layer, "the layer", 0), expect.count(position, "the position", 0)
         if i >= self.layers or t >= self.positions:
             raise TheoryError(
                 f"layer {shown(i)} at position {shown(t)}: there are {shown(self.layers)} layers and "
@@ -270,7 +258,7 @@ class RowStack:
         return Fraction(sites * self.full(demand), self.sweep(demand, first, computed=computed))
 
     def _expect_first(self, first: object) -> int:
-        found = expect_count(first, "`first`", 0)
+        found = expect.count(first, "`first`", 0)
         if found >= self.positions:
             raise TheoryError(
                 f"`first` is {shown(found)}, and the positions are 0 to {shown(self.positions - 1)}: base "
@@ -288,10 +276,10 @@ def position_limit(
     the positions at which base and source agree, from the first on. Where attention is not causal every row
     behind a patch changes, and the limit is that of whole nodes, whatever is shared.
     """
-    whole, part = limit_ratio(q, profile), expect_number(shared, "`shared`")
+    whole, part = limit_ratio(q, profile), expect.number(shared, "`shared`")
     if not 0 <= part < 1:
         raise TheoryError(f"`shared` is {shown(part)}; it is a part of the positions, from 0 to below 1.")
-    if not expect_flag(causal, "`causal`"):
+    if not expect.flag(causal, "`causal`"):
         return whole
     is_float = isinstance(whole, float) or isinstance(part, float)
     return answer_ratio(ratio(2 * Fraction(exact(whole)), 1 - exact(part)), is_float)
@@ -299,12 +287,12 @@ def position_limit(
 
 def is_last(demand: object) -> bool:
     """True if a demand is of the last row."""
-    return expect_one_of(demand, _ROWS, "the demand") == "last"
+    return expect.one_of(demand, _ROWS, "the demand") == "last"
 
 
 def is_row_by_row(computed: object) -> bool:
     """True if only what has to be computed is counted."""
-    return expect_one_of(computed, _COMPUTED, "`computed`") == "row by row"
+    return expect.one_of(computed, _COMPUTED, "`computed`") == "row by row"
 
 
 # -- Edges: how many a stack of layers has, and what it costs to patch every one of them -----------
@@ -330,10 +318,10 @@ class ReaderAt:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        expect_site(self.entry, "the entry of a reader")
-        expect_site(self.site, "the site of a reader")
-        writers = expect_count(self.writers, f"the number of writers that {self.site!r} reads")
-        parts = expect_count(self.parts, f"the number of parts of {self.site!r}")
+        expect.site(self.entry, "the entry of a reader")
+        expect.site(self.site, "the site of a reader")
+        writers = expect.count(self.writers, f"the number of writers that {self.site!r} reads")
+        parts = expect.count(self.parts, f"the number of parts of {self.site!r}")
         object.__setattr__(self, "writers", writers)  # the numbers of numpy become Python's
         object.__setattr__(self, "parts", parts)
 
@@ -402,8 +390,8 @@ def edge_cost(
     support(s, cut at e); with w writers and n parts it costs w·|B| + n·w·|cone(s)|, of which only what is in
     the support of `demand` counts behind s.
     """
-    table = expect_graph(graph).table
-    targets, scale = expect_demand(demand), Scale(graph, weights)
+    table = expect.graph(graph).table
+    targets, scale = expect.demand(demand), Scale(graph, weights)
     support = wanted(graph, targets)
     edges, shared, cones, apart = 0, Fraction(0), Fraction(0), Fraction(0)
     for reader in _expect_readers(readers):
@@ -450,7 +438,7 @@ def stack_edge_cost(
     stack = _Stack.of(layers, heads, kv_heads, mlp, parallel)
     inside = _expect_slots(between, "`between`", stack)
     behind = _expect_slots(below, "`below`", stack)
-    M, N = expect_weight(layer, "`layer`"), expect_weight(full, "`full`")
+    M, N = expect.weight(layer, "`layer`"), expect.weight(full, "`full`")
     edges, shared, cones, apart = 0, Fraction(0), Fraction(0), Fraction(0)
     for slot, parts, writers, deeper in stack.readers():
         own, cone = exact(inside[slot]), exact(behind[slot])
@@ -469,8 +457,8 @@ def edge_limit(layer: Weight = 1, nodes: Weight | None = None) -> Fraction | flo
     to a full run: more, where a layer computes what no reader changes (of rotary positions, say). It is
     `sites_limit(0, 1)`: as many edges end in a layer as writers stand before it.
     """
-    M = expect_weight(layer, "`layer`")
-    n = M if nodes is None else expect_weight(nodes, "`nodes`")
+    M = expect.weight(layer, "`layer`")
+    n = M if nodes is None else expect.weight(nodes, "`nodes`")
     if M == 0 or n < M:
         raise TheoryError(
             f"a layer adds {shown(M)} to a cone and {shown(n)} to a full run; the first is more than 0, and "
@@ -491,16 +479,16 @@ class _Stack:
 
     @classmethod
     def of(cls, layers: object, heads: object, kv_heads: object, mlp: object, parallel: object) -> _Stack:
-        H = expect_count(heads, "the number of heads")
-        G = H if kv_heads is None else expect_count(kv_heads, "the number of heads for keys and values")
+        H = expect.count(heads, "the number of heads")
+        G = H if kv_heads is None else expect.count(kv_heads, "the number of heads for keys and values")
         if H % G:
             raise TheoryError(
                 f"{shown(H)} heads cannot share {shown(G)} of keys and values, each by equally many."
             )
-        has_mlp, is_parallel = expect_flag(mlp, "`mlp`"), expect_flag(parallel, "`parallel`")
+        has_mlp, is_parallel = expect.flag(mlp, "`mlp`"), expect.flag(parallel, "`parallel`")
         if is_parallel and not has_mlp:
             raise TheoryError("`parallel` blocks have an MLP beside the attention; leave `mlp` as it is.")
-        return cls(expect_count(layers, "the number of layers"), H, G, has_mlp, is_parallel)
+        return cls(expect.count(layers, "the number of layers"), H, G, has_mlp, is_parallel)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -529,7 +517,7 @@ def _cost(edges: int, sums: tuple[Exact, Exact, Exact, Exact], is_float: bool) -
 
 
 def _expect_readers(readers: object) -> list[ReaderAt]:
-    found = expect_items(readers, "the list of readers", "a ReaderAt for each node that reads the stream")
+    found = expect.items(readers, "the list of readers", "a ReaderAt for each node that reads the stream")
     for one in found:
         if not isinstance(one, ReaderAt):
             raise TheoryError(f"{shown(one)} is no ReaderAt(entry, site, writers, parts).")
@@ -537,10 +525,10 @@ def _expect_readers(readers: object) -> list[ReaderAt]:
 
 
 def _expect_slots(given: object, what: str, stack: _Stack) -> dict[str, Weight]:
-    found = expect_mapping(given, what, "a weight for each slot")
+    found = expect.mapping(given, what, "a weight for each slot")
     if set(found) != set(stack.slots):
         raise TheoryError(
             f"{what} has {', '.join(map(repr, found)) or 'nothing'}; this stack has the slots "
             f"{', '.join(stack.slots)}, and each has an entry."
         )
-    return {slot: expect_weight(found[slot], f"{what} of {slot}") for slot in stack.slots}
+    return {slot: expect.weight(found[slot], f"{what} of {slot}") for slot in stack.slots}

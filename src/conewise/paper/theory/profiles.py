@@ -10,26 +10,11 @@ from numbers import Integral
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
 from conewise.paper.theory.clocks import Estimate, Fit, least_squares
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, limit_ratio, suffix_sums
-from conewise.paper.theory.weights import (
-    Exact,
-    Weight,
-    answer_ratio,
-    any_float,
-    exact,
-    expect_count,
-    expect_graph,
-    expect_items,
-    expect_number,
-    expect_one_of,
-    expect_profile,
-    expect_size,
-    expect_weight,
-    ratio,
-    shown,
-    total,
-)
+from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
 from conewise.reactive.graph import Graph, cone_sizes
 
 
@@ -69,7 +54,7 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
     depth that is ever seen; and where many layers are at the floor of one node, q comes out too
     low (E4's q = 2 at 320 layers: 1.56). `effective_index(sweep_ratio(profile))` is then nearer.
     """
-    weights = expect_profile(profile)
+    weights = expect.profile(profile)
     L = len(weights)
     if L < 3:
         raise TheoryError(f"a profile of {L} layers cannot fix an index with an error bar; 3 are needed.")
@@ -123,8 +108,8 @@ def layered_ratio(profile: Iterable[Weight], sites: Sites = 1, *, terminal: Weig
 
     S alone cancels: `sweep_ratio(profile)` is S = 1.
     """
-    layers = expect_profile(profile)
-    end = expect_weight(terminal, "`terminal`")
+    layers = expect.profile(profile)
+    end = expect.weight(terminal, "`terminal`")
     groups = _expect_sites(sites, layers, whole=False)
     full, *below = suffix_sums([*layers, end])
     number = sum(count for here in groups for count, _ in here)
@@ -150,8 +135,8 @@ def layered_training_ratio(
     its own layer that is comparable with it, itself included; a number of sites takes c to be the whole
     layer. ρ_train = K · N / Σ_sites (N − w_i + c), between 1 and L/(L−1) when layers have equally many.
     """
-    layers = expect_profile(profile)
-    end = expect_weight(terminal, "`terminal`")
+    layers = expect.profile(profile)
+    end = expect.weight(terminal, "`terminal`")
     groups = _expect_sites(sites, layers, whole=True)
     full = total([*layers, end])
     number = sum(count for here in groups for count, _ in here)
@@ -177,7 +162,7 @@ def sites_limit(
     """
     limit_ratio(q, profile)
     limit_ratio(p, sites)
-    index, growth = expect_number(q, "the index q"), expect_number(p, "the index p")
+    index, growth = expect.number(q, "the index q"), expect.number(p, "the index p")
     if profile == sites:
         least = exact(index if profile == "output-heavy" else growth) + 1
         return answer_ratio(ratio(exact(index) + exact(growth) + 2, least), any_float([index, growth]))
@@ -228,7 +213,7 @@ def _answer(
 def _expect_sites(sites: object, layers: Sequence[Weight], *, whole: bool) -> list[list[tuple[int, Weight]]]:
     """For each layer how many sites have which part of it: its listed ones, or all of it, or none."""
     if isinstance(sites, Iterable):
-        listed = expect_items(sites, "`sites`", "for each layer, how many sites, or the part of each")
+        listed = expect.items(sites, "`sites`", "for each layer, how many sites, or the part of each")
     else:
         listed = [sites] * len(layers)
     if len(listed) != len(layers):
@@ -239,11 +224,11 @@ def _expect_sites(sites: object, layers: Sequence[Weight], *, whole: bool) -> li
     found: list[list[tuple[int, Weight]]] = []
     for i, (here, layer) in enumerate(zip(listed, layers, strict=True), 1):
         if not isinstance(here, Iterable):
-            count = expect_count(here, f"the number of sites in layer {i}", least=0)
+            count = expect.count(here, f"the number of sites in layer {i}", least=0)
             found.append([(count, layer if whole else 0)] if count else [])
             continue
-        given = expect_items(here, f"`sites` of layer {i}", "the part of the layer that each site has")
-        parts = [expect_weight(part, f"the part of layer {i} at a site") for part in given]
+        given = expect.items(here, f"`sites` of layer {i}", "the part of the layer that each site has")
+        parts = [expect.weight(part, f"the part of layer {i} at a site") for part in given]
         for part in parts:
             if part > layer or (whole and part == 0):
                 raise TheoryError(
@@ -282,8 +267,8 @@ def skip_layers(
     nodes of all layers that the layer reads. The site of a layer is its last node.
     """
     L, k, m = _expect_shape(layers, span, every)
-    is_added = expect_one_of(kind, _KINDS, "the kind of skip") == "added"
-    expect_size(2 * L if is_added else L + (L // m + 1) * min(k, m) ** 2, "edges")
+    is_added = expect.one_of(kind, _KINDS, "the kind of skip") == "added"
+    expect.size(2 * L if is_added else L + (L // m + 1) * min(k, m) ** 2, "edges")
     if is_added:
         stack = {(j, j + 1) for j in range(L + 1)}
         return tuple(sorted(stack | {(a, a + k) for a in range(0, L - k + 1, m)}))
@@ -321,7 +306,7 @@ def skip_ratio(
 
         ρ = L·(w·L + t) / (w·C + L·t)
     """
-    stack, t = _Stack.of(profile, span, every), expect_weight(terminal, "`terminal`")
+    stack, t = _Stack.of(profile, span, every), expect.weight(terminal, "`terminal`")
     swept = stack.below + stack.layers * exact(t)
     if swept == 0:
         raise TheoryError(
@@ -342,7 +327,7 @@ def skip_training_ratio(
 
     which is 1 for the plain stack, and 1/(1−y) in the limit (`skip_limits`).
     """
-    stack, t = _Stack.of(profile, span, every), expect_weight(terminal, "`terminal`")
+    stack, t = _Stack.of(profile, span, every), expect.weight(terminal, "`terminal`")
     touched = stack.below + stack.above + stack.weight + stack.layers * exact(t)
     full = stack.layers * (stack.weight + exact(t))
     return answer_ratio(ratio(full, touched), stack.is_float or isinstance(t, float))
@@ -356,7 +341,7 @@ def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | floa
     are parallel: that they share a period, times 1 − 1/span. With whole periods, 1/share a
     whole number, y = share·(1 − 1/span). Periods of bounded length have share 0: ρ_train is 1.
     """
-    given = expect_number(share, "`share`")
+    given = expect.number(share, "`share`")
     if not 0 <= given <= 1:
         raise TheoryError(f"`share` is {shown(given)}; it is a part of the network, from 0 to 1.")
     x, y = Fraction(given), Fraction(0)
@@ -365,7 +350,7 @@ def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | floa
         rest = 1 - whole * x
         y = whole * x * x + rest * rest
     if span is not None:
-        y *= 1 - Fraction(1, expect_count(span, "`span`"))
+        y *= 1 - Fraction(1, expect.count(span, "`span`"))
     if y == 1:
         raise TheoryError("one period of ever more strands has no comparable layers left: no finite limit.")
     is_float = isinstance(given, float)
@@ -378,7 +363,7 @@ def comparable_pairs(graph: Graph) -> int:
     docs/theory.md#all-sites. In a sweep of every computed node, each counting 1, on any DAG of N of them,
     ρ = N²/C and ρ_train = N²/(2C+N), so 1/ρ_train = 2/ρ + 1/N.
     """
-    return sum(cone_sizes(expect_graph(graph), graph.computed).values())
+    return sum(cone_sizes(expect.graph(graph), graph.computed).values())
 
 
 def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
@@ -388,8 +373,8 @@ def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
     least one and at most N(N−1)/2; another is no sweep's. (A float is taken as rounded, so only the
     range is checked.)
     """
-    rho = expect_number(forward, "the forward ratio")
-    N = expect_count(nodes, "the number of nodes")
+    rho = expect.number(forward, "the forward ratio")
+    N = expect.count(nodes, "the number of nodes")
     if N == 1:
         raise TheoryError("a sweep of one node recomputes nothing, so it has no forward ratio.")
     pairs, is_float, true = math.comb(N, 2), isinstance(rho, float), Fraction(rho)
@@ -431,7 +416,7 @@ class _Stack:
             L, k, m = _expect_shape(profile, span, every)
             pairs = math.comb(L, 2) - incomparable_pairs(L, k, m)
             return cls(L, L, pairs, pairs, is_float=False)
-        layers = expect_profile(profile)
+        layers = expect.profile(profile)
         L, k, m = _expect_shape(len(layers), span, every)
         below: list[Exact] = []
         above: list[Exact] = []
@@ -450,7 +435,7 @@ def _periods(L: int, m: int) -> Iterator[range]:
 
 def _expect_shape(layers: object, span: object, every: object) -> tuple[int, int, int]:
     return (
-        expect_count(layers, "the number of layers"),
-        expect_count(span, "`span`"),
-        expect_count(every, "`every`"),
+        expect.count(layers, "the number of layers"),
+        expect.count(span, "`span`"),
+        expect.count(every, "`every`"),
     )

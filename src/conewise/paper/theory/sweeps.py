@@ -12,28 +12,18 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.weights import (
     Demand,
     Exact,
     Scale,
-    Weight,
     Weights,
     answer,
     answer_ratio,
     any_float,
     exact,
-    expect_count,
-    expect_demand,
-    expect_graph,
-    expect_items,
-    expect_number,
-    expect_one_of,
-    expect_profile,
-    expect_site,
-    expect_sites,
-    expect_weight,
     ratio,
-    shown,
     total,
     wanted,
 )
@@ -55,7 +45,7 @@ def stale(graph: Graph, patch: Patch, demand: Demand = None) -> frozenset[Site]:
     The support stops at patched sites: their values are given, so nothing above them is wanted on
     their account. Without a demand every site is demanded. Where a cutoff fires, an upper bound.
     """
-    sites = expect_graph(graph).numbers(expect_sites(patch, "the patch"))
+    sites = expect.graph(graph).numbers(expect.sites(patch, "the patch"))
     return frozenset(graph.names(stale_numbers(graph, sites, demand)))
 
 
@@ -74,7 +64,7 @@ def sweep_costs(
     An element of `sites` is one site, or the collection of sites that one world patches together.
     """
     scale = Scale(graph, weights)
-    costs = world_costs(graph, sites, expect_demand(demand), scale)
+    costs = world_costs(graph, sites, expect.demand(demand), scale)
     return tuple(answer(cost, scale.is_float, "the cost of a world") for cost in costs)
 
 
@@ -99,8 +89,8 @@ def world_costs(
 def patches_of(graph: Graph, sites: Iterable[Patch]) -> list[list[int]]:
     """Return the nodes that each world of a sweep patches, by number."""
     of = "one site, or several that one world patches together, for each world"
-    entries = (sites,) if isinstance(sites, str) else expect_items(sites, "the list of sites", of)
-    return [graph.numbers(expect_sites(entry, "what one world patches")) for entry in entries]
+    entries = (sites,) if isinstance(sites, str) else expect.items(sites, "the list of sites", of)
+    return [graph.numbers(expect.sites(entry, "what one world patches")) for entry in entries]
 
 
 def sweep_cost(
@@ -111,7 +101,7 @@ def sweep_cost(
     docs/theory.md#sweep. This is what a sweep computes whose worlds are forks of one warm baseline.
     """
     scale = Scale(graph, weights)
-    return answer(total(world_costs(graph, sites, expect_demand(demand), scale)), scale.is_float, "the cost")
+    return answer(total(world_costs(graph, sites, expect.demand(demand), scale)), scale.is_float, "the cost")
 
 
 def full_cost(graph: Graph, demand: Demand = None, weights: Weights | None = None) -> Weight:
@@ -205,7 +195,7 @@ class _Swept:
         demand: Demand,
         weights: Weights | None,
     ) -> _Swept:
-        terminal = expect_weight(terminal, "`terminal`")
+        terminal = expect.weight(terminal, "`terminal`")
         if isinstance(profile, Graph):
             if sites is None:
                 raise TheoryError(
@@ -213,7 +203,7 @@ class _Swept:
                 )
             if terminal:
                 raise TheoryError("a graph has its output node in it; `terminal` belongs to a profile.")
-            targets, scale = expect_demand(demand), Scale(profile, weights)
+            targets, scale = expect.demand(demand), Scale(profile, weights)
             costs = world_costs(profile, sites, targets, scale)
             if not costs:
                 raise TheoryError("no sites are given, and a ratio needs at least one.")
@@ -223,7 +213,7 @@ class _Swept:
                 "a profile is swept at one site per layer and is its own weights; `sites`, `demand` and "
                 "`weights` belong to a graph."
             )
-        layers = [*expect_profile(profile), terminal]
+        layers = [*expect.profile(profile), terminal]
         full, *below = suffix_sums(layers)
         return cls(full, tuple(below), any_float(layers))
 
@@ -240,13 +230,13 @@ def limit_ratio(q: Weight, profile: Orientation = "output-heavy") -> Fraction | 
     docs/theory.md#limits. (q+2)/(q+1) where the weight grows towards the output like j^q, q+2 where
     it grows towards the input like (L+1-j)^q; 2 for q = 0. A Fraction for an exact q.
     """
-    index = expect_number(q, "the index q")
+    index = expect.number(q, "the index q")
     if index < 0:
         raise TheoryError(
             f"the index q is {shown(index)}; it is 0 or more. Weight that falls towards the output is a "
             'profile of positive index that is "input-heavy".'
         )
-    heavy = expect_one_of(profile, _ORIENTATIONS, "the profile")
+    heavy = expect.one_of(profile, _ORIENTATIONS, "the profile")
     limit = ratio(exact(index) + 2, exact(index) + 1 if heavy == "output-heavy" else 1)
     return answer_ratio(limit, isinstance(index, float))
 
@@ -256,7 +246,7 @@ def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
 
     It sums up a real network in one number without fitting a power law to it.
     """
-    given = expect_number(rho, "the ratio")
+    given = expect.number(rho, "the ratio")
     if given <= 1:
         raise TheoryError(f"the ratio is {shown(given)}; every limit of a sweep ratio is above 1.")
     limit, is_float = exact(given), isinstance(given, float)
@@ -294,15 +284,15 @@ def wave_size(graph: Graph, site: Site, already: Iterable[Site] = ()) -> Touched
     where E⁺ are the edges inside of the cone and d(s) the readers of s. All that depends on a stale
     site must be stale too, as it is in every world in which no value is given: TheoryError.
     """
-    table = expect_graph(graph).table
-    stopped = set(graph.numbers(expect_sites(already, "the list of stale sites")))
+    table = expect.graph(graph).table
+    stopped = set(graph.numbers(expect.sites(already, "the list of stale sites")))
     valid = table.cone(stopped) - stopped
     if valid:
         raise TheoryError(
             f"{graph.name(min(valid))!r} depends on a site of `already`, and is not in it: what reads a "
             "stale site is stale. List the cones too."
         )
-    seed = graph.number(expect_site(site, "the site"))
+    seed = graph.number(expect.site(site, "the site"))
     nodes = {seed} | (table.cone([seed]) - stopped)
     return Touched(len(nodes), sum(len(table.consumers[node]) for node in nodes))
 
@@ -314,7 +304,7 @@ def demand_size(graph: Graph, patch: Patch, demand: Demand = None) -> Touched:
     nor read by one that is, nor demanded, nor patched, is not looked at. A site that a node reads twice
     counts as two edges.
     """
-    nodes = expect_graph(graph).numbers(stale(graph, patch, demand))
+    nodes = expect.graph(graph).numbers(stale(graph, patch, demand))
     return Touched(len(nodes), sum(len(graph.table.inputs[node]) for node in nodes))
 
 
@@ -335,8 +325,8 @@ def stack_launches(
     at once |∪cone|. Where cones are nested, the order from the largest cone to the smallest is the best,
     and with W = Σ|cone| the launches of stacks of B are at least W/B and at most W/B + |∪cone|.
     """
-    scale, count = Scale(expect_graph(graph), weights), expect_count(at_once, "`at_once`")
-    targets = expect_demand(demand)
+    scale, count = Scale(expect.graph(graph), weights), expect.count(at_once, "`at_once`")
+    targets = expect.demand(demand)
     worlds = [stale_numbers(graph, patch, targets) for patch in patches_of(graph, sites)]
     unions = (set().union(*worlds[first : first + count]) for first in range(0, len(worlds), count))
     return answer(total(scale(union) for union in unions), scale.is_float, "the launches")
@@ -349,8 +339,8 @@ def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
     at most c·W/B more than a single stack, which is at most `share` of the work u·W from B = c/(share·u) on.
     It depends on neither the model nor the sweep.
     """
-    c, u = expect_weight(launch, "`launch`"), expect_weight(world, "`world`")
-    part = expect_weight(share, "`share`")
+    c, u = expect.weight(launch, "`launch`"), expect.weight(world, "`world`")
+    part = expect.weight(share, "`share`")
     if u == 0 or part == 0:
         raise TheoryError(
             f"a world takes {shown(u)} and the share is {shown(part)}: without either, more worlds at once "
@@ -381,8 +371,8 @@ def stack_peak(
     demanded, to the end. `order` has the launched nodes, each after what it reads; None is the graph's own.
     The bound is the largest launch with all that it reads: no order holds less.
     """
-    table, scale = expect_graph(graph).table, Scale(graph, weights)
-    targets = expect_demand(demand)
+    table, scale = expect.graph(graph).table, Scale(graph, weights)
+    targets = expect.demand(demand)
     patches = patches_of(graph, sites)
     worlds = [stale_numbers(graph, patch, targets) for patch in patches]
     launched = set().union(*worlds)
@@ -415,13 +405,13 @@ def branch_order(branches: Iterable[tuple[Weight, Weight]]) -> tuple[tuple[int, 
     peak of an order is the largest peak plus what those before left; the best goes from the greatest
     difference of the two to the smallest.
     """
-    found = expect_items(branches, "the list of branches", "a peak and what is left, for each")
+    found = expect.items(branches, "the list of branches", "a peak and what is left, for each")
     pairs: list[tuple[Weight, Weight]] = []
     for one in found:
-        numbers = expect_items(one, "a branch", "its peak, and what it leaves behind")
+        numbers = expect.items(one, "a branch", "its peak, and what it leaves behind")
         if len(numbers) != 2:
             raise TheoryError(f"a branch is {shown(one)}; it has a peak, and what it leaves behind.")
-        peak, left = (expect_weight(number, "a branch's size") for number in numbers)
+        peak, left = (expect.weight(number, "a branch's size") for number in numbers)
         if left > peak:
             raise TheoryError(
                 f"a branch leaves {shown(left)} and holds {shown(peak)} at most, which is less."
@@ -440,7 +430,7 @@ def _expect_order(graph: Graph, order: object, launched: set[int]) -> list[int]:
     """`order` as numbers: each launched node once, after those that it reads."""
     if order is None:
         return sorted(launched, key=graph.table.labels.__getitem__)
-    found = graph.numbers(expect_sites(order, "the order"))
+    found = graph.numbers(expect.sites(order, "the order"))
     if len(found) != len(launched) or set(found) != launched:
         raise TheoryError(
             f"the order has {len(found)} nodes, and {len(launched)} are launched; it names each of them once."

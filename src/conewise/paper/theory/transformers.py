@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory.weights import expect_count, expect_flag, expect_one_of, expect_size, shown
+from conewise.paper.theory import expect
+from conewise.paper.theory.expect import shown
 from conewise.reactive.graph import Site
 
 Architecture = Literal["llama", "gpt2", "encoder"]
@@ -176,15 +177,15 @@ def encoder_ratio(layers: int, heads: int, *, readout: bool = False) -> Fraction
 
 
 def _cone(architecture: Architecture, layers: int, heads: int, layer: int, site: Component) -> int:
-    L, H, i = *_expect_shape(layers, heads), expect_count(layer, "the layer")
+    L, H, i = *_expect_shape(layers, heads), expect.count(layer, "the layer")
     if i > L:
         raise TheoryError(f"layer {shown(i)} of {shown(L)}: layers are counted from 1 to {shown(L)}.")
     fixed, below = _COUNTS[architecture]
-    return below[expect_one_of(site, COMPONENTS, "the site")] + (L - i) * (7 * H + fixed)
+    return below[expect.one_of(site, COMPONENTS, "the site")] + (L - i) * (7 * H + fixed)
 
 
 def _expect_shape(layers: object, heads: object) -> tuple[int, int]:
-    return expect_count(layers, "the number of layers"), expect_count(heads, "the number of heads")
+    return expect.count(layers, "the number of layers"), expect.count(heads, "the number of heads")
 
 
 def _nodes(architecture: Architecture, layers: int, heads: int) -> int:
@@ -196,7 +197,7 @@ def _ratio(architecture: Architecture, layers: int, heads: int, readout: bool) -
     L, H = _expect_shape(layers, heads)
     fixed, below = _COUNTS[architecture]
     M = 7 * H + fixed
-    N = L * M + expect_flag(readout, "`readout`")
+    N = L * M + expect.flag(readout, "`readout`")
     mean_cones = Fraction((H + 1) * M * (L - 1), 2) + below["head"] * H + below["mlp"]
     return Fraction((H + 1) * N) / mean_cones
 
@@ -222,9 +223,9 @@ def blueprint(architecture: Architecture, layers: int, heads: int) -> Blueprint:
     Sites are named `layers.3.o` and, per head, `layers.3.heads.0.out`; the one input is `x`. What the
     readout reads is the output of the last layer.
     """
-    lines = _LAYERS[expect_one_of(architecture, tuple(_LAYERS), "the architecture")].split("\n")
+    lines = _LAYERS[expect.one_of(architecture, tuple(_LAYERS), "the architecture")].split("\n")
     layers, heads = _expect_shape(layers, heads)
-    expect_size(_nodes(architecture, layers, heads), "computed nodes")
+    expect.size(_nodes(architecture, layers, heads), "computed nodes")
     nodes: dict[Site, tuple[Site, ...]] = {"x": ()}
     sites: list[tuple[Site, int, Component]] = []
     params: list[Site] = []
