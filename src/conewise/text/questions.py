@@ -254,13 +254,9 @@ class Question(Runnable[Answer]):
         """The prompts of each group, by number."""
         return self.prompts.groups
 
-    @property
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """The cells, the same in every group."""
-        return self._cells
-
-    @cached_property
-    def _cells(self) -> tuple[Cell, ...]:
         return self._unrun(0).cells
 
     @cached_property

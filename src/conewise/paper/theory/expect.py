@@ -24,7 +24,7 @@ MAX_LISTED: Final = 20_000_000
 
 
 def shown(value: object) -> str:
-    """`value` in an error message, cut where it is long."""
+    """Return `value` in an error message, cut where it is long."""
     try:
         text = str(value) if isinstance(value, Fraction) else repr(value)
     except ValueError:  # Python writes out no number of more than some thousand digits.
@@ -33,7 +33,7 @@ def shown(value: object) -> str:
 
 
 def as_float(value: int | Fraction, what: str = "the result") -> float:
-    """The float that is nearest to `value`."""
+    """Return the float that is nearest to `value`."""
     try:
         return float(value)
     except OverflowError:
@@ -45,14 +45,14 @@ def as_float(value: int | Fraction, what: str = "the result") -> float:
 
 
 def graph(graph: object) -> Graph:
-    """`graph` as a Graph."""
+    """Return `graph` as a Graph."""
     if not isinstance(graph, Graph):
         raise TheoryError(f"a Graph was expected, and {shown(graph)} was given.")
     return graph
 
 
 def items(items: object, what: str, of: str) -> list[object]:
-    """`items` as a list; `of` says what it lists."""
+    """Return `items` as a list; `of` says what it lists."""
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise TheoryError(f"{what} is {shown(items)}, and a list was expected: {of}.")
     try:
@@ -62,32 +62,32 @@ def items(items: object, what: str, of: str) -> list[object]:
 
 
 def mapping(mapping: object, what: str, of: str) -> Mapping[Site, object]:
-    """`mapping` as a mapping by name; `of` says what it holds."""
+    """Return `mapping` as a mapping by name; `of` says what it holds."""
     if not isinstance(mapping, Mapping):
         raise TheoryError(f"{what} is {shown(mapping)}, and a mapping was expected: {of}, by name.")
     return mapping
 
 
 def sites(sites: object, what: str = "the list of sites") -> tuple[Site, ...]:
-    """`sites` as a tuple; a single name stands for itself. Whether a graph has them, the graph says."""
+    """Return `sites` as a tuple; a single name stands for itself. The graph says whether it has them."""
     names = (sites,) if isinstance(sites, str) else tuple(items(sites, what, "names of sites"))
     return tuple(site(name, f"an element of {what}") for name in names)
 
 
 def site(site: object, what: str) -> Site:
-    """`site` as a name."""
+    """Return `site` as a name."""
     if not isinstance(site, str):
         raise TheoryError(f"{what} is {shown(site)}, and a site's name was expected.")
     return site
 
 
 def demand(demand: object) -> tuple[Site, ...] | None:
-    """`demand` as a tuple of names, or None where everything is demanded."""
+    """Return `demand` as a tuple of names, or None where everything is demanded."""
     return None if demand is None else sites(demand, "the demand")
 
 
 def one_of(value: object, names: Collection[Name], what: str) -> Name:
-    """`value` as one of `names`."""
+    """Return `value` as one of `names`."""
     for name in names:
         if isinstance(value, str) and value == name:
             return name
@@ -95,7 +95,7 @@ def one_of(value: object, names: Collection[Name], what: str) -> Name:
 
 
 def weight(weight: object, what: str) -> Weight:
-    """`weight` as an int, Fraction or float that is finite and not negative."""
+    """Return `weight` as an int, Fraction or float that is finite and not negative."""
     found = number(weight, what)
     if found < 0:
         raise TheoryError(f"{what} is {shown(weight)}; a weight is zero or more.")
@@ -103,7 +103,7 @@ def weight(weight: object, what: str) -> Weight:
 
 
 def number(value: object, what: str) -> Weight:
-    """`value` as an int, a Fraction or a finite float; the numbers of numpy become Python's."""
+    """Return `value` as an int, a Fraction or a finite float; the numbers of numpy become Python's."""
     if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, Integral):
@@ -118,13 +118,13 @@ def number(value: object, what: str) -> Weight:
 
 
 def real(value: object, what: str) -> float:
-    """`value` as a finite float."""
+    """Return `value` as a finite float."""
     found = number(value, what)
     return found if isinstance(found, float) else as_float(found, what)
 
 
 def profile(profile: object) -> list[Weight]:
-    """The weights of layers 1..L: at least one, each above zero."""
+    """Return the weights of layers 1..L: at least one, each above zero."""
     given = items(profile, "the profile", "the weight of each layer, the first layer first")
     weights = [number(weight, f"the weight of layer {j}") for j, weight in enumerate(given, 1)]
     if not weights:
@@ -139,21 +139,21 @@ def profile(profile: object) -> list[Weight]:
 
 
 def count(value: object, what: str, least: int = 1) -> int:
-    """`value` as an int that is `least` or more."""
+    """Return `value` as an int that is `least` or more."""
     if not isinstance(value, Integral) or value < least:
         raise TheoryError(f"{what} is {shown(value)}, and a whole number of {least} or more was expected.")
     return int(value)
 
 
 def flag(value: object, what: str) -> bool:
-    """`value` as True or False."""
+    """Return `value` as True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TheoryError(f"{what} is {shown(value)}, and True or False was expected.")
     return bool(value)
 
 
 def size(count: int, what: str) -> None:
-    """`count` things can be listed one by one."""
+    """Raise TheoryError for more things than can be listed one by one."""
     if count > MAX_LISTED:
         raise TheoryError(
             f"this has {shown(count)} {what}, and at most {MAX_LISTED:,} are listed one by one. The closed "
@@ -162,7 +162,7 @@ def size(count: int, what: str) -> None:
 
 
 def permutation(order: object, count: int) -> tuple[int, ...]:
-    """`order` as a permutation of 0..count-1; None is the order as listed."""
+    """Return `order` as a permutation of 0..count-1; None is the order as listed."""
     if order is None:
         return tuple(range(count))
     found = items(order, "the order", f"each of 0..{count - 1} once")

@@ -55,7 +55,7 @@ class Scale:
         }
 
     def __call__(self, nodes: Iterable[int]) -> Exact:
-        """The weight of `nodes` together."""
+        """Return the weight of `nodes` together."""
         if self._weights is None:
             rules = self._rules
             return sum(1 for node in nodes if rules[node] is not None)
@@ -64,7 +64,7 @@ class Scale:
         return units if self._unit == 1 else Fraction(units, self._unit)
 
 
-# -- exact sums, and what is made of them -------------------------------------------------------
+# -- Exact sums, and how they are handed out ----------------------------------------------------
 
 
 def any_float(weights: Iterable[Weight]) -> bool:
@@ -73,31 +73,31 @@ def any_float(weights: Iterable[Weight]) -> bool:
 
 
 def exact(weight: Weight) -> Exact:
-    """The same number; a float as the fraction that it is."""
+    """Return the same number exactly: a float as the fraction that it is."""
     return Fraction(weight) if isinstance(weight, float) else weight
 
 
 def total(weights: Iterable[Weight]) -> Exact:
-    """Their sum, exactly."""
+    """Return the exact sum of `weights`."""
     return sum(map(exact, weights))
 
 
 def ratio(above: Exact, below: Exact) -> Fraction:
-    """Their quotient, exactly."""
+    """Return the exact quotient of two sums."""
     return Fraction(above) / below
 
 
 def answer(value: Exact, is_float: bool, what: str = "the result") -> Weight:
-    """A sum as it is handed out: exact, or the nearest float where a float was given."""
+    """Return a sum as it is handed out: exact, or the nearest float where a float was given."""
     return as_float(value, what) if is_float else value
 
 
 def answer_ratio(value: Fraction, is_float: bool) -> Fraction | float:
-    """A ratio as it is handed out; see `answer`."""
+    """Return a ratio as it is handed out; see `answer`."""
     return as_float(value, "the ratio") if is_float else value
 
 
 def wanted(graph: Graph, demand: Demand, cut: Collection[int] = ()) -> set[int] | None:
-    """The numbers of the support of `demand`, cut at `cut`; None where everything is demanded."""
+    """Return the nodes of the support of `demand`, cut at `cut`; None where everything is demanded."""
     targets = expect.demand(demand)
     return None if targets is None else graph.table.support(graph.numbers(targets), cut)
