@@ -21,7 +21,7 @@ from conewise.compat.hook_points import (
 )
 from conewise.compat.hook_table import Change, HookTable
 from conewise.compat.hooked_text import HookedText, lm_cross_entropy_loss
-from conewise.compat.hooked_weights import config_of
+from conewise.compat.hooked_weights import HookedConfig
 from conewise.compat.matrices import Matrices
 from conewise.errors import PatchError
 from conewise.model import Model, capture
@@ -115,7 +115,7 @@ class HookedModel(HookRegistry, HookedText):
         self._probe_run: Run | None = None
         self._matrices = Matrices(self.captured, self._probe)
         self.table = HookTable(self.captured, self._probe(), self._matrices)
-        self.cfg = config_of(self.table, self._probe(), tokenizer, name or self.captured.name)
+        self.cfg = HookedConfig(self.table, self._probe(), tokenizer, name or self.captured.name)
         self.cfg.default_prepend_bos = default_prepend_bos
         self._tokenizer = tokenizer
         self.cfg.tokenizer_prepends_bos = tokenizer is not None and self._tokenizer_prepends_bos()

@@ -26,7 +26,7 @@ from conewise.paper.experiments.result import (
     warm,
 )
 from conewise.paper.theory.changes import ChangeAt, changed_cost
-from conewise.paper.theory.clocks import Calibration, Estimate, calibrate, wallclock_ceiling
+from conewise.paper.theory.clocks import Estimate, calibrate, wallclock_ceiling
 from conewise.paper.theory.grafts import GraftAt, batched_cost
 from conewise.reactive.graph import chain
 from conewise.reactive.world import World
@@ -45,34 +45,6 @@ ROUNDS = 60
 PAPER_A, PAPER_INTERCEPT, PAPER_NODES = Fraction("0.042"), Fraction("2.24"), 412
 PAPER_BETA = PAPER_INTERCEPT / PAPER_NODES
 DEPTHS, LAYER = (4, 8, 12), 5
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """Times as (cone, graph size, milliseconds), the constants fitted to them, and a fresh run's per node."""
-
-    samples: tuple[tuple[int, int, float], ...]
-    fit: Calibration
-    fresh: float
-
-    def rows(self) -> list[Row]:
-        """Return the constants beside the paper's, and the ratio that follows from each."""
-        a, beta = self.fit.a, self.fit.beta
-        paper, behind = wallclock_ceiling(PAPER_A, PAPER_BETA), "predicted: from the paper's constants"
-        ceiling = f"ceiling of the ratio in time, (a+β)/(a/2+β); {behind}"
-        each = "a, per node that is recomputed (fork, patch and demand)"
-        return [
-            *printed_rows(),
-            timing(each, a.value, "0.042", low=a.low, high=a.high),
-            timing("β, per node that is in the graph", beta.value, "0.0054", **_interval(beta)),
-            Row(f"β/a; {behind}", PAPER_BETA / PAPER_A, self.fit.overhead, exact=False),
-            Row(ceiling, paper, self.fit.ceiling, "1.79", exact=False),
-            timing("per node of a full run in a fresh world, no fork", self.fresh),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the figure draws."""
-        return {"samples": self.samples, "a": self.fit.a.value, "beta": self.fit.beta.value}
 
 
 def printed_rows() -> list[Row]:
@@ -105,8 +77,11 @@ def printed_rows() -> list[Row]:
     ]
 
 
-def measure_ceiling(graph_sizes: tuple[int, ...] = GRAPH_SIZES) -> Ceiling:
-    """Time fork, patch and demand for each cone size in chains of each size, in turns; fit a and β."""
+def ceiling(graph_sizes: tuple[int, ...] = GRAPH_SIZES) -> tuple[list[Row], dict[str, Any]]:
+    """Time fork, patch and demand for each cone size in chains of each size, in turns; fit a and β.
+
+    Returns the constants beside the paper's, with the ratio that follows from each; and what a figure draws.
+    """
     chains = {size: sequential([size - 1]) for size in graph_sizes}
     worlds = {size: warm(chain.graph, chain.output) for size, chain in chains.items()}
     cells = [(cone, size) for cone in CONE_SIZES for size in graph_sizes]
@@ -127,7 +102,22 @@ def measure_ceiling(graph_sizes: tuple[int, ...] = GRAPH_SIZES) -> Ceiling:
                 world.demand(smallest.output)
             fresh.append(1e3 * (time.perf_counter() - started) / smallest.size)
     samples = tuple((cone, size, trimmed_median(times[cone, size])) for cone, size in cells)
-    return Ceiling(samples, calibrate(samples), trimmed_median(fresh))
+    fit = calibrate(samples)
+    a, beta, behind = fit.a, fit.beta, "predicted: from the paper's constants"
+    limit, each = (
+        wallclock_ceiling(PAPER_A, PAPER_BETA),
+        "a, per node that is recomputed (fork, patch and demand)",
+    )
+    name = f"ceiling of the ratio in time, (a+β)/(a/2+β); {behind}"
+    rows = [
+        *printed_rows(),
+        timing(each, a.value, "0.042", low=a.low, high=a.high),
+        timing("β, per node that is in the graph", beta.value, "0.0054", **_interval(beta)),
+        Row(f"β/a; {behind}", PAPER_BETA / PAPER_A, fit.overhead, exact=False),
+        Row(name, limit, fit.ceiling, "1.79", exact=False),
+        timing("per node of a full run in a fresh world, no fork", trimmed_median(fresh)),
+    ]
+    return rows, {"samples": samples, "a": a.value, "beta": beta.value}
 
 
 # -- Drift: whether the bookkeeping of a mutation gets dearer with the number of mutations before it
@@ -207,10 +197,10 @@ def drift(
         rows.append(_drift_row(kind, mutations, series[kind]))
     paired = [graft - control for graft, control in zip(series["graft"], series["redefinition"], strict=True)]
     rows.append(_drift_row("graft less redefinition", mutations, paired))
-    ceiling = measure_ceiling(graph_sizes)
+    fitted, drawn = ceiling(graph_sizes)
     progress(work, work)
     return Result(
-        [*rows, *ceiling.rows()],
+        [*rows, *fitted],
         f"""
         A chain of {NODES} nodes with a warm world over it. Every graft puts one node on the edge above a
         fixed node, {BELOW} nodes from the end, so that what it invalidates stays the same while the chain
@@ -230,7 +220,7 @@ def drift(
         world without forks is cheaper per node, as the last row shows, and the ratio in time is lower by as
         much: with ops as trivial as these, a full re-run can win.
         """,
-        series={**series, "ceiling": ceiling.as_dict()},
+        series={**series, "ceiling": drawn},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -165,7 +166,7 @@ def swept(name: str, layers: int, positions: int) -> list[Swept]:
                 )[0]
                 for how in HOW
             )
-            found.append(Swept(predicted, needed, planned_rows(result.plan, positions), count.rows))
+            found.append(Swept(predicted, needed, planned_rows(result.plan, positions), count["node-rows"]))
     return found
 
 
@@ -236,20 +237,13 @@ def mixed_rows(*values: int) -> int:
 # -- An instrument that counts rows by the sizes of the tensors that rules return ------------------
 
 
-@dataclass(slots=True)
-class RowCount:
-    """Node-rows that were computed: a node counts once for each world and position."""
-
-    rows: int = 0
-
-
 @contextmanager
-def counting_rows(base: Run, positions: int) -> Iterator[RowCount]:
-    """Count what wavefronts over runs of the base's shape compute, from the first run of each on.
+def counting_rows(base: Run, positions: int) -> Iterator[Counter[str]]:
+    """Count node-rows that wavefronts over runs of the base's shape compute, from the first run of each on.
 
     A row of a node has as many numbers as the base's value has, over its positions where it has some.
     """
-    count, original, lengths = RowCount(), Wavefront._rule, _lengths(base, positions)
+    count, original, lengths = Counter[str](), Wavefront._rule, _lengths(base, positions)
 
     def counted(self: Wavefront, step: Step) -> Rule:
         rule = original(self, step)
@@ -260,7 +254,7 @@ def counting_rows(base: Run, positions: int) -> Iterator[RowCount]:
             each = lengths[step.node] if columns is None else columns.numel()
             rows, rest = divmod(_numbers(value), each)
             assert not rest, f"{step.node} is computed in whole rows"
-            count.rows += rows * (1 + len(step.inside))
+            count["node-rows"] += rows * (1 + len(step.inside))
             return value
 
         return noting
