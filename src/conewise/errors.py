@@ -90,7 +90,7 @@ NAN_OF_PADDING = (
     'nothing, and from there it spreads to tokens. Load the model with attn_implementation="sdpa" or in '
     "float32, or give prompts of one length."
 )
-"""Where NaN comes from that nobody put in."""
+"""A cause of NaN that nobody put in."""
 
 
 class ConewiseError(Exception):

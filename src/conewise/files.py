@@ -96,7 +96,7 @@ def _fresh_name(folder: Path) -> Path:
 
 
 def _target(path: Path) -> tuple[Path, int | None]:
-    """Where a file of this name is written, links followed, and the permissions of the one that is there."""
+    """Return where a file of this name is written, links followed, and the permissions of the present one."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def _surrogate_in(value: Any) -> str | None:
 
 
 KIND, VERSION, WRITER = "kind", "format", "conewise"
-"""Where a file says what it is, of which version, and which conewise wrote it."""
+"""The keys of a file that say what it is, of which version, and which conewise wrote it."""
 
 MOST = 1_000
 """No format ever gets as far: a larger number was not written by any conewise."""

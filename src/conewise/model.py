@@ -49,7 +49,7 @@ CAPTURED = frozenset(
         *("phases", "splices", "operated_from", "_built", "_again", "_behind", "_supports", "_bytes"),
     }
 )
-"""What a model has once it is captured."""
+"""The attributes that a model has once it is captured."""
 
 
 @checked

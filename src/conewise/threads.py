@@ -49,7 +49,7 @@ class Turn:
 
 
 class _Caller(threading.local):
-    """What the caller of a job had switched on: the default device, None outside of jobs."""
+    """The settings of the caller of a job: the default device, None outside of jobs."""
 
     device: Any = None
 

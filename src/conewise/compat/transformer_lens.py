@@ -299,7 +299,7 @@ def _as_run(model: AnyModel, tokens: Tokens) -> Reading:
 
 
 def _source(base: Reading, cache: Cache) -> Reading | Intervention:
-    """Where the clean values come from: a run, where the cache is that of one and nothing else."""
+    """Return the source of the clean values: a run, where the cache is that of one and nothing else."""
     if isinstance(cache, Reading):
         return cache
     values = cache.cache_dict if isinstance(cache, ActivationCache) else cache

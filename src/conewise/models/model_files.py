@@ -212,7 +212,7 @@ _SAFE, _INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 Find = Callable[[str], Path | None]
-"""Where a file of the model lies, by its name there; None where the model has none of that name."""
+"""Returns the path of a file of the model by its name there; None where the model has none of that name."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def _real(path: Path) -> Path:
 
 
 def _blobs(folder: Path) -> tuple[Path, ...]:
-    """Where the files of a folder lie that is a snapshot in the hub's cache: its blobs, and the shared ones.
+    """Return the folders that a snapshot in the hub's cache links to: its own blobs, and the shared ones.
 
     The cache is CACHE/models--NAME/snapshots/COMMIT, and its files are links to CACHE/models--NAME/blobs,
     which may be links to CACHE/blobs.

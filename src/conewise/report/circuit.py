@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # -- the layered picture ------------------------------------------------------------
 
 PORTS = {"q": -0.22, "k": 0.0, "v": 0.22}
-"""Where a head is entered, in columns from its middle."""
+"""The places where edges enter a head, in columns from its middle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ TOP = 3
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Where one head looks on one prompt: `weights` are [query, key]; `effect` is what patching it does."""
+    """The attention of a head on one prompt: `weights` are [query, key]; `effect` is that of patching it."""
 
     layer: int
     head: int

@@ -86,7 +86,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Where a line of text stands that is in the middle of it."""
+        """The height of a line of text in the middle of it."""
         return self.y + self.height / 2 + 3.8
 
 
@@ -246,7 +246,7 @@ def folded_sketch(folded: Folded) -> Sketch:
 
 
 def _columns(roles: Sequence[str]) -> tuple[dict[str, tuple[float, float]], float]:
-    """Where each role's column starts and how wide it is; how wide all are together."""
+    """Return the start and the width of each role's column, and the width of all together."""
     x = float(LEFT)
     columns: dict[str, tuple[float, float]] = {}
     for role in roles:

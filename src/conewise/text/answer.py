@@ -44,7 +44,7 @@ class Asked(Protocol):
         """The model folded by layer, with the cone of every cell."""
 
     def inside(self, result: ResultData, story: Story | None = None) -> Inside | None:
-        """Where the strongest heads look, and the lens, on the first prompts of the base."""
+        """The attention of the strongest heads, and the lens, on the first prompts of the base."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -487,7 +487,7 @@ class Question(Runnable[Answer]):
         return HeldOut(sets, found, tried, on_found)
 
     def folder_of(self, out: Path, group: int) -> Path:
-        """Where a group's sweep is stored."""
+        """Return the folder in which a group's sweep is stored."""
         return out if len(self.prompts.groups) == 1 else out / f"group-{group + 1}"
 
     # -- for pages and drawings --------------------------------------------------------------
@@ -518,7 +518,7 @@ class Question(Runnable[Answer]):
         return fold(self.model, self.cells, targets=self._first.targets(), base=base, whole=not is_function)
 
     def inside(self, result: ResultData, story: Story | None = None) -> Inside | None:
-        """Where the strongest heads look, and the lens, on the first prompts of the base, for pages."""
+        """The attention of the strongest heads, and the lens, on the first prompts of the base, for pages."""
         base = self._first.batch(0).base
         return inside_of(base, result, story, self.prompts.tokenizer, self.numbers[0])
 
@@ -540,7 +540,7 @@ class Question(Runnable[Answer]):
 @checked
 @dataclass(frozen=True)
 class QuestionAttribution(Runnable[Result]):
-    """What every site does to the metric of a question, estimated by gradients: see `Question.attribute`."""
+    """The effects of sites on the metric of a question, estimated by gradients: see `Question.attribute`."""
 
     question: Question
     method: str

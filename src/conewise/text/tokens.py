@@ -33,7 +33,7 @@ def token_ids(tokenizer: Any, text: str, **how: Any) -> tuple[int, ...]:
 
 
 def token_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
-    """Where each token of a text begins and ends in it. Raises PromptError where it fails."""
+    """Return where each token of a text begins and ends. Raises PromptError where the tokenizer fails."""
     with _raising(f"does not say where the tokens of {_short(text)!r} are"):
         offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         return [(int(begin), int(end)) for begin, end in offsets]
@@ -155,7 +155,7 @@ def subject_positions(prompt: str, subject: str, tokenizer: Any) -> tuple[int, .
 
 
 def _spans(prompt: str, tokenizer: Any) -> list[tuple[int, int]]:
-    """Where each token begins and ends in the prompt; one that was added has no length."""
+    """Return where each token begins and ends in the prompt; one that was added has no length."""
     if getattr(tokenizer, "is_fast", False):
         return [_shrunk(prompt, begin, end) for begin, end in token_spans(tokenizer, prompt)]
     spans, at = [], 0

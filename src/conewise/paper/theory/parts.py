@@ -495,7 +495,7 @@ class _Stack:
         return (*_ATTENTION, "mlp", "logits") if self.mlp else (*_ATTENTION, "logits")
 
     def readers(self) -> list[tuple[Slot, int, int, int]]:
-        """Of each slot: its readers in a layer, how many writers one sees, and that times the layers behind.
+        """Return each slot's readers in a layer, the writers that one sees, and that times the layers behind.
 
         The last two are sums over all layers.
         """
