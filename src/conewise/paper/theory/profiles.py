@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from conewise.errors import TheoryError
 from conewise.paper.theory import expect
-from conewise.paper.theory.clocks import Estimate, Fit, least_squares
+from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, limit_ratio, suffix_sums
 from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
@@ -63,14 +63,15 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
     heaviest = exact(max(weights))
     roots = [math.sqrt(ratio(exact(weight), heaviest)) for weight in weights]
     lags = math.floor(4 * (L / 100) ** (2 / 9))
-    fits: dict[Orientation, Fit] = {
+    ends: dict[Orientation, range] = {"output-heavy": range(1, L + 1), "input-heavy": range(L, 0, -1)}
+    fits = {
         orientation: least_squares(
             [(root, root * math.log(depth)) for root, depth in zip(roots, depths, strict=True)],
             [root * log for root, log in zip(roots, logs, strict=True)],
             confidence=confidence,
             lags=lags,
         )
-        for orientation, depths in (("output-heavy", range(1, L + 1)), ("input-heavy", range(L, 0, -1)))
+        for orientation, depths in ends.items()
     }
     rising = [end for end, fit in fits.items() if fit.coefficients[1].value >= 0]
     orientation = min(rising or fits, key=lambda end: fits[end].residual_squares)
