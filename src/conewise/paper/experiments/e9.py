@@ -44,7 +44,6 @@ from conewise.paper.experiments.transformers import (
     gpt2_style,
     llama,
     one_thread,
-    same_bits,
 )
 from conewise.paper.theory.transformers import (
     COMPONENTS,
@@ -56,6 +55,7 @@ from conewise.paper.theory.transformers import (
     transformer_cone,
     transformer_ratio,
 )
+from conewise.program.walk import bitwise_same
 from conewise.reactive.world import World
 from conewise.threads import gc_paused
 
@@ -279,7 +279,7 @@ def _agrees(model: Transformer, base: World, site: str, value: Any) -> bool:
     with base.fork() as fork, World(model.graph, keep_sites=False) as fresh:
         fork.patch(site, value)
         fresh.patch(site, lambda _: value)
-        same = same_bits(fork.demand(model.output), fresh.demand(model.output))
+        same = bitwise_same(fork.demand(model.output), fresh.demand(model.output))
         return same and fresh.ledger.count("recomputed") == model.computed
 
 

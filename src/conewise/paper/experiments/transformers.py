@@ -255,17 +255,6 @@ def _named(site: Site) -> Site:
 # -- Timings on a device ---------------------------------------------------------------------------
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors are equal bit for bit, a NaN in the same entry included."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(value: Tensor) -> Tensor:
-    return value.reshape(-1).contiguous().view(torch.uint8)
-
-
 def best_device() -> str:
     """Return the accelerator, if there is one that torch can use, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
