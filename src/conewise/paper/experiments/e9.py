@@ -57,6 +57,7 @@ from conewise.paper.theory.transformers import (
 )
 from conewise.program.walk import bitwise_same
 from conewise.reactive.world import World
+from conewise.sweeps.planning.costs import synchronize
 from conewise.threads import gc_paused
 
 # -- The clock: full re-runs against patches of a Llama-style transformer, through the engine -------
@@ -264,10 +265,10 @@ def _typical(repetitions: list[list[float]]) -> float:
 
 
 def _seconds(model: Transformer, task: Callable[[], None]) -> float:
-    model.synchronize()
+    synchronize(model.device)
     started = time.perf_counter()
     task()
-    model.synchronize()
+    synchronize(model.device)
     return time.perf_counter() - started
 
 

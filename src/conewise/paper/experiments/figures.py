@@ -466,19 +466,10 @@ def _backward(result: Result) -> Drawing:
 
 
 FIGURES: dict[str, Callable[[Result], Drawing]] = {
-    "locality": _locality,
-    "e4": _e4,
-    "e5": _e5,
-    "e7": _e7,
-    "drift": _drift,
-    "compiled": _compiled,
-    "e9": _e9,
-    "skips": _skips,
-    "growth": _growth,
-    "index": _index,
-    "edges": _edges,
-    "greedy": _greedy,
-    "positions": _positions,
-    "wavefront": _wavefront,
-    "backward": _backward,
+    draw.__name__.removeprefix("_"): draw
+    for draw in (
+        *(_locality, _e4, _e5, _e7, _drift, _compiled, _e9, _skips, _growth, _index),
+        *(_edges, _greedy, _positions, _wavefront, _backward),
+    )
 }
+"""The figure of each experiment, by the experiment's name."""

@@ -47,11 +47,6 @@ class Transformer:
         """The number of nodes that one full run computes."""
         return len(self.graph) - len(self.graph.sources)
 
-    def synchronize(self) -> None:
-        """Wait until the device has done all that was asked of it."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 # -- Llama-style, over torch -----------------------------------------------------------------------
 
