@@ -34,8 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "templates": {"extras"},
     "reactive": {"errors", "arguments"},
     **{module: {"errors", "arguments", "reactive", *ENGINE} for module in ENGINE},
-    "paper": set(),
-    "paper.theory": {"errors", "reactive"},
+    "paper": {"errors", "reactive"},
+    "paper.theory": {"errors", "reactive", "paper"},
     "paper.ops": {"errors", "reactive"},
     "models.tiny": set(),
 }
@@ -60,7 +60,7 @@ WITH_TORCH = {
     "paper.experiments": {"text", "attributing"},
     "cli": set(),
 }
-BELOW = {*COMMON, "reactive", *ENGINE, "paper.theory", "paper.ops", "models.tiny"}
+BELOW = {*COMMON, "reactive", *ENGINE, "paper", "paper.theory", "paper.ops", "models.tiny"}
 HIGH = {"model", "loading", "opening", "surgery", "text", "compat", "paper.experiments", "cli"}
 """Only these import each other: `text` imports the model, and not the other way round."""
 for _folder, _forbidden in WITH_TORCH.items():

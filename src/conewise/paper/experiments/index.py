@@ -11,9 +11,9 @@ from typing import Any
 from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
+from conewise.paper.expect import Weight
 from conewise.paper.experiments.result import Number, Progress, Result, Row, experiment, silent, tracked
 from conewise.paper.experiments.transformers import one_thread
-from conewise.paper.theory.expect import Weight
 from conewise.paper.theory.profiles import KaramataIndex, karamata_index, layered_ratio
 from conewise.paper.theory.sweeps import effective_index, sweep_ratio
 from conewise.program.foreign import quiet

@@ -16,9 +16,9 @@ from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
+from conewise.paper import expect
+from conewise.paper.expect import shown
 from conewise.paper.theory.clocks import Estimate, least_squares
-from conewise.paper.theory.expect import shown
 from conewise.paper.theory.sweeps import Touched
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import World

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, shown
+from conewise.paper import expect
+from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, full_weight, patches_of, world_costs
 from conewise.paper.theory.weights import (
     Demand,

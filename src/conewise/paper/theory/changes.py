@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, shown
+from conewise.paper import expect
+from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, patches_of, world_costs
 from conewise.paper.theory.weights import Demand, Exact, Scale, Weights, answer, total, wanted
 from conewise.reactive.graph import Edge, Graph, Site

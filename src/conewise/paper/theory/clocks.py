@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, as_float, shown
+from conewise.paper import expect
+from conewise.paper.expect import Weight, as_float, shown
 from conewise.paper.theory.sweeps import saturating_worlds
 from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, shown
+from conewise.paper import expect
+from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, full_weight, limit_ratio
 from conewise.paper.theory.weights import (
     Demand,

@@ -10,9 +10,9 @@ from numbers import Integral
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
+from conewise.paper import expect
+from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.clocks import Estimate, least_squares
-from conewise.paper.theory.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, limit_ratio, suffix_sums
 from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
 from conewise.reactive.graph import Graph, cone_sizes

@@ -12,8 +12,8 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, shown
+from conewise.paper import expect
+from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.weights import (
     Demand,
     Exact,

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from conewise.errors import TheoryError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import shown
+from conewise.paper import expect
+from conewise.paper.expect import shown
 from conewise.reactive.graph import Site
 
 Architecture = Literal["llama", "gpt2", "encoder"]

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 
 from conewise.errors import TheoryError, UnknownSiteError
-from conewise.paper.theory import expect
-from conewise.paper.theory.expect import Weight, as_float
+from conewise.paper import expect
+from conewise.paper.expect import Weight, as_float
 from conewise.reactive.graph import Graph, Site
 
 Weights = Mapping[Site, Weight]
