@@ -65,7 +65,9 @@ def _autocasting(torch: Any) -> list[str]:
 def _has_settings() -> bool:
     """True where the caller has switched on autocast or a default device."""
     torch = sys.modules.get("torch")  # nothing is switched on before it is imported
-    return torch is not None and (bool(_autocasting(torch)) or torch.get_default_device().type != "cpu")
+    if torch is None or not (torch._C._is_any_autocast_enabled() or torch._C._len_torch_function_stack()):
+        return False  # every public call looks: a default device is a mode on the stack of functions
+    return bool(_autocasting(torch)) or torch.get_default_device().type != "cpu"
 
 
 @contextmanager

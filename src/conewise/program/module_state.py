@@ -132,19 +132,26 @@ class ModuleState:
         self._refused = {}
         look = _Look(self._module)
         self._found, self._parts, self._views, self._empty = look.found, look.parts, look.views, look.empty
-        self._globals = [(known, tuple(names)) for known, names in look.globals.values()]
+        # By column: a look is taken at every job and at each reading, and in C.
+        globals_ = [(known, name) for known, names in look.globals.values() for name in names]
+        self._globals = [known for known, _ in globals_], [name for _, name in globals_]
+        self._reads = [one.get for one in look.reads], [one.holder for one in look.reads]
         self._lengths, self._objects = list(map(len, self._views)), self._held()
 
     def _held(self) -> list[Any]:
-        read = [known.get(name) for known, names in self._globals for name in names]
+        read = chain.from_iterable(map(operator.call, *self._reads))
         every = chain.from_iterable(self._views)
-        return [torch.get_default_dtype(), *map(type, self._parts), *read, *every]
+        known = map(dict.get, *self._globals)
+        return [torch.get_default_dtype(), *map(type, self._parts), *known, *read, *every]
 
     def _is_untouched(self) -> bool:
         """True if every object is the very same: a quick look, before each job and at each reading."""
         if any(self._empty) or list(map(len, self._views)) != self._lengths:
             return False
-        return all(map(operator.is_, self._held(), self._objects))
+        try:
+            return all(map(operator.is_, self._held(), self._objects))
+        except (AttributeError, ValueError):  # an attribute is gone, or a cell of a closure empty
+            return False
 
 
 def changed_beside(module: nn.Module, parts: Iterable[str], changed: Iterable[str]) -> bool:
@@ -156,14 +163,15 @@ def changed_beside(module: nn.Module, parts: Iterable[str], changed: Iterable[st
 class _Look:
     """A walk over a module. `found` has every leaf, by what it is and where.
 
-    `parts` are the modules, `views` live views of all that holds leaves, `globals` the globals that functions
-    read, and `empty` the tables of hooks without any.
+    `parts` are the modules, `views` live views of all that holds leaves, `reads` those of attributes,
+    `globals` the globals that functions read, and `empty` the tables of hooks without any.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.found: dict[Key, Any] = {}
         self.parts: list[nn.Module] = []
         self.views: list[Any] = []
+        self.reads: list[_Read] = []
         self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self.empty: list[Any] = []
         self._seen: set[int] = set()
@@ -233,7 +241,9 @@ class _Look:
             return
         self._seen.add(id(value))
         view, names = inner
-        if not isinstance(value, tuple | frozenset):  # what these hold stays
+        if isinstance(view, _Read) and view.is_full:
+            self.reads.append(view)
+        elif not isinstance(value, tuple | frozenset):  # what these hold stays
             self.views.append(view)
         deeper = depth if isinstance(value, types.CellType | types.MethodType | partial) else depth + 1
         for name, held in zip(names, view, strict=True):
@@ -296,21 +306,23 @@ class _Look:
 
 
 class _Read:
-    """A live view of attributes: those that are there, and `_MISSING` for the others."""
+    """A live view of attributes: those that are there, and `_MISSING` for the others.
 
-    __slots__ = ("_get", "_holder", "_names")
+    `get(holder)` reads them and the class; it fails where not all are there, as they are if `is_full`.
+    """
+
+    __slots__ = ("_names", "get", "holder", "is_full")
 
     def __init__(self, holder: Any, names: tuple[str, ...]) -> None:
-        self._holder, self._names, self._get = holder, names, operator.attrgetter(*names, "__class__")
+        self.holder, self._names, self.get = holder, names, operator.attrgetter(*names, "__class__")
+        # A slot, or a cell of a closure, may hold nothing yet.
+        self.is_full = all(one is not _MISSING for one in self)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            return iter(self._get(self._holder)[:-1])
-        except (AttributeError, ValueError):  # a slot, or a cell of a closure, that holds nothing yet
-            return (_attribute(self._holder, name) for name in self._names)
+        return (_attribute(self.holder, name) for name in self._names)
 
 
 @dataclass(frozen=True, slots=True)

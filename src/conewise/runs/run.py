@@ -87,7 +87,6 @@ class Run(Reading):
         super()._check_lent()
         self._expect_own_world()
         self._expect_same(self._weights.writes, self.model.weights.writes())
-        self.model.weights.expect_captured()
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.inputs.items())

@@ -179,9 +179,11 @@ class Values:
             self._check_lent()
             return
         self._check_bits()
+        self.model.weights.expect_captured()
         with self.trusted():
             yield
         self._check_bits()
+        self.model.weights.expect_captured()
 
     @contextmanager
     def trusted(self) -> Iterator[None]:
@@ -303,6 +305,7 @@ class Values:
             with computing():
                 return self.world.demand(nodes)
         self._check_lent()
+        self.model.weights.expect_captured()
         before = self._computed()
         with computing():
             values = self.world.demand(nodes)

@@ -249,7 +249,7 @@ class EdgeValues:
         key = "" if parts.is_carried_unchanged else entry
         if key not in self._written:
             with torch.no_grad():
-                given, own = self._given(facts, entry), parts.parts(self._read, key or None)
+                own, given = self._both(facts, entry)
                 more = given - own
                 norms = part_norms(own), part_norms(given)
             if bool(torch.isnan(more).any()):
