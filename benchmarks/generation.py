@@ -111,7 +111,7 @@ def latents(model: cw.Model, module: Any, rounds: int, forwards: int) -> Line:
         ("resid_post", LAYER), encode=lambda x: torch.relu(x @ into), decode=lambda z: z @ out
     )
     base, source = (made.run(input_ids=torch.randint(0, 50_000, (1, LENGTH))) for _ in range(2))
-    swept = made.active("sae", base, most=SWEPT)
+    swept = made.active("sae", base, top=SWEPT)
     sweep = made.sweep(
         cw.sites("sae.latents", latent=swept),
         base=base,

@@ -14,7 +14,7 @@ pair = {
     "metric": cw.logit_diff(answer=mary, wrong=john),
 }
 edges = model.sweep(model.edges(), **pair).run()  # each patched in a world of its own
-for cell, effect, _ in edges.strongest(count=5):
+for cell, effect, _ in edges.strongest(top=5):
     print(f"{cell.name:16} {effect:+.2f}")
 
 circuit = edges.circuit(top=20)

@@ -26,12 +26,12 @@ base, source = model.run(input_ids=tokens[:1]), model.run(input_ids=tokens[1:])
 sites = cw.sites("sae.latents", latent=":")
 metric = cw.logit_diff(answer=mary, wrong=john)
 result = model.sweep(sites, base=base, source=source, metric=metric).run()
-for cell, effect, value in result.strongest(count=3):
+for cell, effect, value in result.strongest(top=3):
     print(f"{cell.name}: {value:.4g} ({effect:+.3g})")
 print(result.verify(16))
 
 # The same by hand, for the strongest latent: the error term is of the latents as they were encoded.
-latent = result.strongest(count=1)[0][0].at["latent"]
+latent = result.strongest(top=1)[0][0].at["latent"]
 other = source["sae.latents"]
 
 

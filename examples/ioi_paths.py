@@ -24,7 +24,7 @@ def strongest(title: str, result: cw.Result, count: int) -> list[str]:
     """Print what the paths that matter most do, and return their senders."""
     print(f"{title}: the difference is {float(result.base[0]):.2f}, and with a path patched")
     senders = []
-    for cell, effect, value in result.strongest(count=count):
+    for cell, effect, value in result.strongest(top=count):
         senders.append(cell.places[0].edge.partition("->")[0])
         print(f"    {value:6.2f}  ({effect:+6.2f})  from {senders[-1]}")
     return senders

@@ -45,7 +45,7 @@ images, tokens = torch.randn(5, 3, 8, 8), torch.randint(0, 20, (5, 6))
 cnn = cw.capture(Cnn().eval(), images)
 kernels = cw.sites("first", dim1=":")
 channels = cnn.sweep(kernels, base={"images": images}, source="zero", metric=margin).run()
-cell, effect, _ = channels.strongest(count=1)[0]
+cell, effect, _ = channels.strongest(top=1)[0]
 print(f"of {len(channels.cells)} channels, {cell.name} matters most: {effect:+.3f} without it")
 assert channels.verify(n=8)
 
@@ -58,7 +58,7 @@ carried = gru.sweep(states, base=base, source=source, metric=margin).run()
 units = gru.sweep(cw.sites("cell#3", dim1=":"), base=base, source=source, metric=margin).run()
 for name, share in zip(states, carried.normalised.tolist(), strict=True):
     print(f"{name:7} carries {abs(share):.2f} of the difference")
-print(f"the unit of cell#3 that carries most: {units.strongest(count=1)[0][0].name}")
+print(f"the unit of cell#3 that carries most: {units.strongest(top=1)[0][0].name}")
 assert carried.verify(n=6)
 assert units.verify(n=16)
 

@@ -34,7 +34,7 @@ result = model.sweep(
 ).run()
 
 for metric in result.metrics:
-    cell, effect, value = result.strongest(metric, count=1)[0]
+    cell, effect, value = result.strongest(metric, top=1)[0]
     print(f"{metric:10} most changed by zeroing {cell.name}: {value:.4g} ({effect:+.4g})")
 print(result.to_dataframe(per_prompt=True).groupby("metric").size().to_string())
 

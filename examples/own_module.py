@@ -51,5 +51,5 @@ assert result.verify(n=6)
 neurons = model.sweep(
     [cw.site("within.1.2", dim2=neuron) for neuron in range(32)], base=base, source="zero", metric=margin
 ).run()
-cell, effect, _ = neurons.strongest(count=1)[0]
+cell, effect, _ = neurons.strongest(top=1)[0]
 print(f"of {len(neurons.cells)} neurons, {cell.name} matters most: {effect:+.3f} without it")

@@ -146,8 +146,8 @@ CALLS: dict[str, Any] = {
     "endless layers": lambda: cw.site("resid_post", layer=ENDLESS),
     "endless sites": lambda: cw.sites("resid_post", layer=":", pos=ENDLESS),
     "endless edges": lambda: model().edges(pos=ENDLESS),
-    "endless positions": lambda: model().generate(TEXT, 1, [(("mlp_out", 0), "zero")], positions=ENDLESS),
-    "array of positions": lambda: model().generate(TEXT, 1, positions=np.zeros(3)),
+    "endless positions": lambda: model().generate(TEXT, 1, [(("mlp_out", 0), "zero")], pos=ENDLESS),
+    "array of positions": lambda: model().generate(TEXT, 1, pos=np.zeros(3)),
     "endless metric": lambda: cw.logit(3, pos=ENDLESS),
     "endless answers": lambda: cw.prob(ENDLESS),
     "endless lens": lambda: base().lens(tokens=ENDLESS),
@@ -247,7 +247,7 @@ CALLS: dict[str, Any] = {
     "a text and ids": lambda: model().run(TEXT, input_ids=ids()),
     "words of no tokens": lambda: model().generate(TEXT, 1, bad_words_ids=[[]]),
     **{
-        f"count {flag!r}": lambda flag=flag: swept().strongest(count=flag)
+        f"count {flag!r}": lambda flag=flag: swept().strongest(top=flag)
         for flag in (torch.tensor(True), np.array(True))
     },
     **{

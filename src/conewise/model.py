@@ -241,14 +241,14 @@ class Model(Captured):
         return model
 
     def active(
-        self, name: str, run: Reading, *, most: int | None = None, pos: Index | None = None
+        self, name: str, run: Reading, *, top: int | None = None, pos: Index | None = None
     ) -> tuple[int, ...]:
         """The latents of the dictionary `name` that are not zero somewhere in a run, the strongest first.
 
-        At most so many with `most`; with `pos`, those that are active at these positions. They are a choice:
+        At most so many with `top`; with `pos`, those that are active at these positions. They are a choice:
         `cw.sites("sae.latents", latent=model.active("sae", run))`.
         """
-        return active(self, name, run, most=most, pos=pos)
+        return active(self, name, run, top=top, pos=pos)
 
     def generate(
         self,
@@ -256,7 +256,7 @@ class Model(Captured):
         n: int,
         patches: Patches = (),
         *,
-        positions: Positions = "all",
+        pos: Positions = "all",
         tokenizer: Any = None,
         **options: Any,
     ) -> Written:
@@ -268,7 +268,7 @@ class Model(Captured):
         made, by hooks that are gone afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
         would have been there, or, where the place names its positions, a tensor or another run.
 
-        `positions="all"` patches the prompt and what is written; "new" only positions behind the prompt, so
+        `pos="all"` patches the prompt and what is written; "new" only positions behind the prompt, so
         that the first token is not yet another. A place that names positions, counted from 0, is patched at
         those.
 
@@ -277,7 +277,7 @@ class Model(Captured):
         """
         reads = tokenizer if tokenizer is not None else getattr(self, "tokenizer", None)
         with within_memory("writing with this model"):
-            return generate(self, prompt, n, patches, positions, reads, options)
+            return generate(self, prompt, n, patches, pos, reads, options)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
@@ -298,10 +298,10 @@ class Model(Captured):
         tokenizer = "no tokenizer" if self.tokenizer is None else "its tokenizer"
         return f"{self.label}: {self.name} of {weights:,} weights, and {tokenizer} ({self.origin})"
 
-    def verify(self, *, seed: int = 0, samples: Samples = 3) -> Verification:
+    def verify(self, *, seed: int = 0, n: Samples = 3) -> Verification:
         """Check the graph against the module itself, on random inputs; see `Verification`."""
         with within_memory("verifying this model"):
-            return verify(self, seed=seed, samples=samples)
+            return verify(self, seed=seed, n=n)
 
 
 def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = None, **kwargs: Any) -> Model:

@@ -178,7 +178,7 @@ def test_a_hybrid_has_the_exact_top_and_says_which_cells_are_exact(tmp_path: Any
     plain = model.attribute(edges, **asked(), method="eap").run()
     mixed = model.attribute(edges, **asked(), method="hybrid", top=3, n=25).run()
     assert 25 < len(mixed.exact) <= len(edges)
-    wanted, found = ([cell.name for cell, *_ in one.strongest(count=3)] for one in (exact, mixed))
+    wanted, found = ([cell.name for cell, *_ in one.strongest(top=3)] for one in (exact, mixed))
     assert found == wanted
     names = {cell.name: number for number, cell in enumerate(mixed.cells)}
     own = [names[name] for name in mixed.exact]

@@ -177,7 +177,7 @@ def test_bars_begin_at_the_middle_and_end_at_the_value(report: Path, open_page: 
 
 def test_the_table_is_ranked_by_the_size_of_the_effect(report: Path, open_page: Opener) -> None:
     page = open_page(report).page
-    wanted = [cell.name for cell, _, _ in swept()[0].strongest(count=25)]
+    wanted = [cell.name for cell, _, _ in swept()[0].strongest(top=25)]
     assert shown_sites(page) == wanted
     page.locator("#next").click()
     expect(page.locator("#page")).to_contain_text("page 2 of 2")

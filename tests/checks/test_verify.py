@@ -119,7 +119,7 @@ def test_a_batch_that_cannot_vary_is_said() -> None:
 
 def test_a_length_that_cannot_vary_is_said() -> None:
     model = cw.capture(ZOO["mamba"].make(""), **inputs("mamba"))
-    verification = model.verify(samples=1)
+    verification = model.verify(n=1)
     assert verification
     assert "the sequence length is fixed in this capture" in str(verification)
 

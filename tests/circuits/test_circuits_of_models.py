@@ -144,7 +144,7 @@ def test_the_result_of_a_sweep_over_edges_makes_circuits(tmp_path: Path) -> None
     effects = (result.table[0] - result.base[0]).tolist()
     assert list(circuit.scores.values()) == effects
     largest = result.circuit(top=3, connected=False)
-    assert set(largest.edges) == {cell.name for cell, _, _ in result.strongest(count=3)}
+    assert set(largest.edges) == {cell.name for cell, _, _ in result.strongest(top=3)}
     other = result.circuit(threshold=0.0, metric="logit")
     assert other.scores is not None
     assert list(other.scores.values()) == (result.table[1] - result.base[1]).tolist()

@@ -83,13 +83,13 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert Done(*words, "--resume", "--json").json("circuit")["edges"]
 
 
-@pytest.mark.parametrize("ablation", ["resample", "zero", "mean"])
+@pytest.mark.parametrize("ablation", ["run", "zero", "mean"])
 def test_the_exact_method_keeps_the_edges_with_the_largest_effects(tmp_path: Path, ablation: str) -> None:
     folder = tmp_path / "run"
     words = ("circuit", "tiny", *PAIR, "--method", "exact", "--source", ablation, "--out", str(folder))
     told = Done(*words, "--top", "12", "--json", "--no-minimality").json("circuit")
     model, asked = library()
-    source: Any = asked["source"] if ablation == "resample" else ablation
+    source: Any = asked["source"] if ablation == "run" else ablation
     if ablation == "mean":
         source = cw.mean(model, [asked["base"].inputs])
     result = model.sweep(model.edges(), **(asked | {"source": source})).run()

@@ -44,7 +44,7 @@ def test_a_sweep_prints_the_numbers_that_the_library_finds(swept: Swept) -> None
     result = Question(model, prompts, sites).run()
     by_name = {cell["site"]: cell for cell in swept.told["cells"]}
     assert len(by_name) == len(result.cells)
-    for cell, effect, value in result.strongest(count=len(result.cells)):
+    for cell, effect, value in result.strongest(top=len(result.cells)):
         assert by_name[cell.name]["value"] == pytest.approx(value, rel=1e-4, abs=1e-4)
         assert by_name[cell.name]["effect"] == pytest.approx(effect, rel=1e-4, abs=1e-4)
     assert swept.told["measured"]["node_evaluations"] == result.plan.node_evaluations
@@ -128,7 +128,7 @@ def test_sites_lists_every_place() -> None:
 
 
 def test_verify_compares_with_the_model_itself() -> None:
-    done = forked("verify", "tiny", "--json", "--samples", "2", "--seed", "5")
+    done = forked("verify", "tiny", "--json", "--n", "2", "--seed", "5")
     told = valid("verify", done.stdout)
     assert (told["ok"], told["bitwise"], told["seed"], told["worst"]) == (True, True, 5, 0)
     assert done.returncode == 0

@@ -77,7 +77,7 @@ def test_every_head_and_mlp_is_asked_about(first: Shown) -> None:
 def test_the_summary_has_the_numbers_of_the_run(first: Shown) -> None:
     result, plan = first.result, first.result.plan
     words = " ".join(first.text.split())
-    for cell, effect, value in result.strongest(count=10):
+    for cell, effect, value in result.strongest(top=10):
         (line,) = (line for line in first.text.splitlines() if line.split("  ")[0].strip("| ") == cell.name)
         assert f"{value:+.3f}" in line
         assert f"{effect:+.3f}" in line

@@ -40,7 +40,7 @@ def test_every_edge_is_swept_and_the_strongest_come_first(tmp_path: Path) -> Non
     by_name = {cell["site"]: cell["effect"] for cell in told["cells"]}
     assert list(by_name) == sorted(by_name, key=lambda name: -abs(by_name[name]))
     assert by_name == pytest.approx(
-        {cell.name: effect for cell, effect, _ in result.strongest(count=len(result.cells))},
+        {cell.name: effect for cell, effect, _ in result.strongest(top=len(result.cells))},
         rel=1e-3,
         abs=1e-4,
     )

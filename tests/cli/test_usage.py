@@ -141,7 +141,7 @@ def test_what_is_missing_of_a_pair_is_named(missing: str) -> None:
 
 
 def test_a_metric_and_a_patch_ask_only_for_what_they_need() -> None:
-    told = Done("plan", "tiny", "--json", "--clean", CLEAN, "--patch", "zero", "--metric", "kl").json("plan")
+    told = Done("plan", "tiny", "--json", "--clean", CLEAN, "--source", "zero", "--metric", "kl").json("plan")
     assert told["question"]["base"] == "clean"
     assert told["question"]["direction"] == "noise"
     assert told["question"]["source"] is None
@@ -566,7 +566,7 @@ USUAL = {
     "circuit": ("tiny", "--plan"),
     "sweep": ("tiny", "--sites", "z[layer=0, head=0]"),
     "cone": ("tiny", "z[layer=1]"),
-    "verify": ("tiny", "--samples", "1"),
+    "verify": ("tiny", "--n", "1"),
     "trace": TRACE[1:],
     "report": ("nowhere",),
     "schema": ("sweep",),
@@ -622,11 +622,11 @@ def test_odd_arguments_end_in_a_message(tmp_path: Path, monkeypatch: pytest.Monk
         (("circuit", "tiny", *PAIR, "--wrong", ""), "--wrong is an empty text"),
         (
             ("plan", "tiny", *PAIR, "--noise-scale", "2"),
-            "--noise-scale 2.0 is the standard deviation of noise, and --patch source adds none",
+            "--noise-scale 2.0 is the standard deviation of noise, and --source run adds none",
         ),
         (
-            ("edges", "tiny", *PAIR, "--patch", "zero", "--noise-scale", "2"),
-            "and --patch zero adds none. Leave it out, or give --patch noise",
+            ("edges", "tiny", *PAIR, "--source", "zero", "--noise-scale", "2"),
+            "and --source zero adds none. Leave it out, or give --source noise",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def settings(names: list[str], device: torch.device) -> Iterator[Setting]:
 
 def verified(setting: Setting, model: Model) -> dict[str, Any]:
     """What `Model.verify` says, and how far the graph is from the module at every length of the case."""
-    check = model.verify(samples=1)
+    check = model.verify(n=1)
     apart = {
         f"{batch}x{length}": _apart(model, setting.example(batch, length, seed=1))
         for batch, length in zip((3, 2, 1, 4), CASES[setting.name].lengths, strict=False)

@@ -25,7 +25,7 @@ def test_dictionaries_travel_like_the_models_own_weights(fleet: Any, tmp_path: P
     model = small.model()
     model = model.splice(first.place, first).splice(coder.place, coder, name="tc")
     base = model.run(input_ids=small.prompts(1, 2))
-    latents = cw.sites("sae.latents", latent=model.active("sae", base, most=6))
+    latents = cw.sites("sae.latents", latent=model.active("sae", base, top=6))
     asked: dict[str, Any] = {"base": base, "source": "zero", "metric": METRIC}
     sweep = model.sweep(latents + "tc.latents" + "sae.error", **asked)
     local = sweep.run()

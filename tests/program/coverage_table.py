@@ -80,7 +80,7 @@ def row(name: str) -> Row:
     equal = {attention: _equality(case, attention, torch.float32) for attention in case.attention}
     only = equal.get("", "")
     model = _capture(case, case.attention[-1], torch.float32)
-    verification = model.verify(samples=1)
+    verification = model.verify(n=1)
     fixed = any("length is fixed" in note for note in verification.notes)
     has_length = any(case.inputs is other.inputs for other in ZOO.values() if len(other.lengths) > 1)
     deviation = verification.row_deviation

@@ -309,7 +309,7 @@ def test_what_was_made_before_the_change_is_refused_until_it_is_undone(kind: str
             sweep.plan,
             result.verify,
             lambda: run.gradients(lambda out: out[:, 0], ["first"]),
-            lambda: model.verify(samples=1),
+            lambda: model.verify(n=1),
         ):
             with pytest.raises(ModuleChangedError):
                 job()

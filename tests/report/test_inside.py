@@ -158,7 +158,7 @@ def test_a_page_of_a_large_model_stays_under_8_mb() -> None:
 def test_effects_with_intervals_are_a_figure_of_the_strongest_cells() -> None:
     result, _, _ = swept()
     figure = result.plot_intervals(3)
-    cells = [cell for cell, _, _ in result.strongest(count=3)]
+    cells = [cell for cell, _, _ in result.strongest(top=3)]
     assert list(figure.layout.yaxis.ticktext) == [cell.name for cell in cells]
     dots, means = figure.data
     places = [list(result.cells).index(cell) for cell in cells]

@@ -44,7 +44,7 @@ def test_an_architecture_is_captured_verified_and_patched(name: str, attention: 
     example = case.example(1, 12)
     before = state_of(module)
     model = cw.capture(module, **example)
-    verification = model.verify(samples=1)
+    verification = model.verify(n=1)
     assert verification.ok, str(verification)
     assert "length is fixed" not in str(verification) or len(case.lengths) == 1
     assert_untouched(module, before)

@@ -118,7 +118,7 @@ def test_what_a_module_makes_lies_where_its_caller_has_it() -> None:
     assert set(seen) == {"cpu"}
     seen.clear()
     with torch.device("meta"):
-        assert model.verify(samples=1).ok
+        assert model.verify(n=1).ok
     assert set(seen) == {"meta"}
 
 

@@ -293,7 +293,7 @@ def test_patterns_of_an_attention_with_another_rule_are_refused() -> None:
 
 
 def test_the_module_is_not_what_a_changed_graph_computes(model: Model) -> None:
-    verified = model.verify(samples=1)
+    verified = model.verify(n=1)
     assert not verified
     assert "the graph was changed after the capture, at" in str(verified)
 

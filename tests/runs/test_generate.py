@@ -94,7 +94,7 @@ def test_what_is_written_is_what_patched_full_forwards_write(name: str, position
     ids, plain = prompts(), None
     changed = 0
     for patches in patches_of(16 if name == "gpt2" else 64).values():
-        found = captured.generate(ids, COUNT, patches, positions=positions, **ENDLESS)
+        found = captured.generate(ids, COUNT, patches, pos=positions, **ENDLESS)
         assert torch.equal(found.ids, by_forwards(captured, ids, patches, positions))
         assert torch.equal(found.new, found.ids[:, PROMPT:])
         plain = captured.generate(ids, COUNT, **ENDLESS).ids if plain is None else plain
@@ -111,7 +111,7 @@ def test_a_stream_that_the_module_shows_in_another_shape_is_steered(positions: A
         [(cw.site("resid_post", layer=0, pos=3), "zero"), (("resid_post", 2), lambda value: value * -2)],
     ]
     for patches in ways:
-        written = captured.generate(ids, COUNT, patches, positions=positions, **ENDLESS)
+        written = captured.generate(ids, COUNT, patches, pos=positions, **ENDLESS)
         assert torch.equal(written.ids, by_forwards(captured, ids, patches, positions))
     base, source = captured.run(input_ids=ids), captured.run(input_ids=ids.flip(1))
     sites = cw.sites("resid_post", layer=":", pos=-1)
@@ -180,7 +180,7 @@ def test_latents_are_steered_while_it_writes(positions: Any) -> None:
         captured.generate(ids, COUNT, **ENDLESS).ids, model().generate(ids, COUNT, **ENDLESS).ids
     )
     patches: list[Any] = [(cw.site("sae.latents", latent=[1, 5]), lambda part: part + 20)]
-    found = captured.generate(ids, COUNT, patches, positions=positions, **ENDLESS)
+    found = captured.generate(ids, COUNT, patches, pos=positions, **ENDLESS)
     assert torch.equal(found.ids, by_forwards(captured, ids, patches, positions))
     assert not torch.equal(found.ids, model().generate(ids, COUNT, **ENDLESS).ids)
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written() -> None:
     refused(PatchError, "patches are pairs", ["resid_post"])
     refused(PatchError, "it has to return a tensor of", [(("resid_post", 0), lambda part: None)])
     refused(PatchError, "has shape", [(("resid_post", 0), lambda part: part[:, :0])])
-    refused(PatchError, "positions is 'all'", positions="some")
+    refused(PatchError, "pos is 'all'", pos="some")
     refused(InputMismatchError, "n=0", n=0)
     refused(InputMismatchError, r"token ids \[batch, pos\]", prompt=ids[0])
     refused(InputMismatchError, "a prompt is text", prompt=[])

@@ -28,7 +28,7 @@ def hooked(name: str) -> PlainHooks:
 def test_every_head_adds_what_plain_hooks_compute(name: str) -> None:
     run, plain = run_of(name, 0), hooked(name)
     found = run.logit_attribution(cw.logit_diff(7, 3))
-    everywhere = run.logit_attribution(cw.logit_diff(7, 3), positions="all")
+    everywhere = run.logit_attribution(cw.logit_diff(7, 3), pos="all")
     for writer, part in plain.parts.items():
         with torch.no_grad():
             expected = plain.logit_diff_of(part, 7, 3).double()
@@ -102,8 +102,8 @@ def test_metrics_that_are_no_sum_of_logits_are_refused() -> None:
         run.logit_attribution(cw.logit([1, 2, 3]))
     with pytest.raises(MetricError, match="not in the vocabulary"):
         run.logit_attribution(cw.logit(10**6))
-    with pytest.raises(DecompositionError, match="positions='each'"):
-        run.logit_attribution(cw.logit(3), positions="each")
+    with pytest.raises(DecompositionError, match="pos='each'"):
+        run.logit_attribution(cw.logit(3), pos="each")
 
 
 def test_what_lies_before_the_unembedding_of_bert_is_named() -> None:
@@ -130,7 +130,7 @@ def test_the_table_and_the_pictures() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["0", "1", "input", "bias"]
     assert figure.data[0].z[1][2] == pytest.approx(float(found["a1.h2"].mean()))
     assert found.strongest(1)[0][0] in found.names
-    everywhere = run.logit_attribution(cw.logit_diff(7, 3), by="layer", positions="all")
+    everywhere = run.logit_attribution(cw.logit_diff(7, 3), by="layer", pos="all")
     assert len(everywhere.to_dataframe()) == 4 * 2 * 6
     assert len(everywhere.plot(prompt=1).layout.xaxis.ticktext) == 6
     assert list(run.logit_attribution(cw.logit(3), by="layer").plot().layout.xaxis.ticktext)[1] == "layer 0"

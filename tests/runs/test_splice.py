@@ -164,7 +164,7 @@ def test_active_latents_are_those_that_are_not_zero() -> None:
     assert sorted(found) == latents.flatten(0, 1).amax(0).nonzero().flatten().tolist()
     strengths = [float(latents[..., one].max()) for one in found]
     assert strengths == sorted(strengths, reverse=True)
-    assert model.active("sae", base, most=3) == found[:3]
+    assert model.active("sae", base, top=3) == found[:3]
     assert set(model.active("sae", base, pos=-1)) == set(latents[:, -1].amax(0).nonzero().flatten().tolist())
     result = model.sweep(
         cw.sites("sae.latents", latent=found[:5]), base=base, source="zero", metric=METRIC
@@ -323,8 +323,8 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
     base = spliced().run(input_ids=small.prompts(1))
     with pytest.raises(DictionaryError, match="no dictionary 'tc'"):
         spliced().active("tc", base)
-    with pytest.raises(DictionaryError, match="most=0"):
-        spliced().active("sae", base, most=0)
+    with pytest.raises(DictionaryError, match="top=0"):
+        spliced().active("sae", base, top=0)
     with pytest.raises(DictionaryError, match="another model"):
         spliced().active("sae", model.run(input_ids=small.prompts(1)))
 

@@ -67,7 +67,7 @@ def jobs(model: Model) -> dict[str, Callable[[], Tensor]]:
         "sweep.plan": lambda: torch.tensor(sweep.plan().flops),
         "edges": lambda: model.sweep(model.edges(), **{**asked, "source": "zero"}).run().per_prompt,
         "result.verify": lambda: torch.tensor(float(str(result.verify(n=3)) != "")),
-        "model.verify": lambda: torch.tensor(float(str(model.verify(samples=1)) != "")),
+        "model.verify": lambda: torch.tensor(float(str(model.verify(n=1)) != "")),
         "generate": lambda: model.generate(ids(1)[:1], 2, [(("mlp_out", 0), "zero")]).ids,
         "attribution": lambda: model.attribute(HEADS, **asked).run().per_prompt,
         "acdc": lambda: torch.tensor(len(model.find_circuit(**asked, threshold=0.05).run().edges)),
@@ -214,7 +214,7 @@ def test_verify_counts_the_calls_of_its_own_thread_alone() -> None:
     module = torch.nn.Sequential(waiting, torch.nn.ReLU())
     model, given = cw.capture(module, torch.ones(2, 4)), torch.ones(3, 4)
     MEANWHILE.put(lambda: in_another_thread(lambda: waiting.inner(given)))
-    found = model.verify(samples=1)
+    found = model.verify(n=1)
     assert MEANWHILE.empty()
     assert found.ok, str(found)
 

@@ -262,10 +262,10 @@ class _Precise:
         return [one.to(other.device) for one, other in zip(found, like, strict=True)]
 
 
-def verify(model: Captured, *, seed: int, samples: int) -> Verification:
+def verify(model: Captured, *, seed: int, n: int) -> Verification:
     """Run the graph and the module on random inputs of several sizes, and compare all outputs."""
     sampler = Sampler(model.signature, model.program, model.module)
-    sizes: list[tuple[int | None, int | None]] = [(None, None)] * samples
+    sizes: list[tuple[int | None, int | None]] = [(None, None)] * n
     notes: list[str] = []
     if model.batch_is_fixed:
         notes.append(f"the batch is fixed in this capture: {model.batch_is_fixed.splitlines()[0]}")

@@ -83,13 +83,18 @@ def literal(text: str) -> str:
     return text.replace("[", r"\[") if MARKUP else text
 
 
-class Patch(StrEnum):
-    """The value that is put at a site."""
+class Source(StrEnum):
+    """Where the values come from that are put at a site."""
 
-    SOURCE = "source"
+    RUN = "run"
     ZERO = "zero"
     MEAN = "mean"
     NOISE = "noise"
+
+    @property
+    def patch(self) -> str:
+        """Its name in a question."""
+        return "source" if self is Source.RUN else self.value
 
 
 class Direction(StrEnum):
@@ -120,16 +125,21 @@ class Method(StrEnum):
 
 
 class Ablation(StrEnum):
-    """The values that removed edges carry."""
+    """Where the values come from that removed edges carry."""
 
-    RESAMPLE = "resample"
+    RUN = "run"
     ZERO = "zero"
     MEAN = "mean"
 
     @property
     def patch(self) -> str:
         """Its name in a sweep over edges."""
-        return "source" if self is Ablation.RESAMPLE else self.value
+        return "source" if self is Ablation.RUN else self.value
+
+    @property
+    def ablation(self) -> str:
+        """Its name in an evaluation of a circuit."""
+        return "resample" if self is Ablation.RUN else self.value
 
 
 class Evaluator(StrEnum):
@@ -330,23 +340,25 @@ class ChangeOptions:
     """The value that is put at a site or an edge, the run in which it is put, and the metric."""
 
     pos: Pos = None
-    patch: Annotated[
-        Patch,
+    source: Annotated[
+        Source,
         _change(
-            "--patch",
-            "What is put there: the source run's value, zero, the mean over the prompts, or noise.",
+            "--source",
+            "What is put there: the other run's value, zero, the mean over the prompts, or noise.",
         ),
-    ] = Patch.SOURCE
+    ] = Source.RUN
     noise_scale: Annotated[
         float | None,
-        _change("--noise-scale", "The standard deviation of --patch noise.", metavar="S", show_default="1.0"),
+        _change(
+            "--noise-scale", "The standard deviation of --source noise.", metavar="S", show_default="1.0"
+        ),
     ] = None
     direction: Annotated[
         Direction | None,
         _change(
             "--direction",
             "denoise: the corrupted run is changed (values come from the clean one). noise: the clean run is "
-            "changed. Usual: denoise with --patch source, noise otherwise.",
+            "changed. Usual: denoise with --source run, noise otherwise.",
         ),
     ] = None
     metric: ReadMetric = Metric.LOGIT_DIFF
@@ -550,7 +562,7 @@ class FindOptions:
             "--source",
             "What removed edges carry: what they do on the corrupted prompt, nothing, or their mean.",
         ),
-    ] = Ablation.RESAMPLE
+    ] = Ablation.RUN
     metric: ReadMetric = Metric.LOGIT_DIFF
     minimality: Annotated[
         bool,

@@ -251,7 +251,7 @@ def result_json(result: Result, story: Story) -> dict[str, Any]:
             "effect": effect,
             "normalised": effect / span if span else None,
         }
-        for cell, effect, value in result.strongest(count=len(result.cells))
+        for cell, effect, value in result.strongest(top=len(result.cells))
     ]
     check = result.verification
     return {
@@ -306,7 +306,7 @@ def show_result(console: Console, result: Result, story: Story, top: int, unit: 
     columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
     cells = len(result.cells)
     grid = table(f"The strongest {min(top, cells)} of {cells} {unit}s", columns, right=(0, 2, 3, 4))
-    for rank, (cell, effect, value) in enumerate(result.strongest(count=top), 1):
+    for rank, (cell, effect, value) in enumerate(result.strongest(top=top), 1):
         share = [f"{effect / span:+.1%}"] if span else []
         add_row(grid, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")
     console.print(grid)

@@ -16,9 +16,9 @@ from conewise.cli.options import (
     LoadOptions,
     Metric,
     PairOptions,
-    Patch,
     QuestionOptions,
     RunOptions,
+    Source,
 )
 from conewise.cli.output import Status
 
@@ -317,7 +317,7 @@ def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
 
 def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status) -> Question:
     """Load the model, read the prompts in its tokens, and make the question."""
-    reads_both = options.patch is Patch.SOURCE or options.direction is Direction.DENOISE
+    reads_both = options.source is Source.RUN or options.direction is Direction.DENOISE
     command = "edges" if isinstance(options, EdgeOptions) else "sweep"
     pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
     if options.tf32 and options.split:
@@ -325,14 +325,14 @@ def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, sta
     from conewise.text.ask import chosen_edges, selected
     from conewise.text.questions import Question, default_direction, noise_scale
 
-    scale = noise_scale(options.patch.value, options.noise_scale)
+    scale = noise_scale(options.source.value, options.noise_scale)
     prompts, graph = read_prompts(
         model,
         pairs,
         options,
         options.metric,
         status,
-        reads_both=options.patch is Patch.SOURCE,
+        reads_both=options.source is Source.RUN,
         batch_size=options.batch_size,
     )
     if isinstance(options, EdgeOptions):
@@ -343,8 +343,8 @@ def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, sta
         graph,
         prompts,
         sites,
-        options.direction.value if options.direction else default_direction(options.patch.value),
-        options.patch.value,
+        options.direction.value if options.direction else default_direction(options.source.patch),
+        options.source.patch,
         options.metric.word,
         scale,
         seed,

@@ -300,20 +300,25 @@ def plan_walk(
     """
     listed, also = list(steps), also_reads or {}
     held = {node for node, _, _ in listed}.union(starts).difference(keep)
-    drops: list[list[str]] = [[] for _ in listed]
-    last: dict[str, int] = {}
-    for at, (node, inputs, _) in enumerate(listed):
-        last.update(dict.fromkeys(inputs, at))
-        if node in also:
-            last[also[node]] = at
-    for name, at in last.items():
-        if name in held:
-            drops[at].append(name)
-    made = (
-        WalkStep(node, inputs, rule, tuple(drop))
-        for (node, inputs, rule), drop in zip(listed, drops, strict=True)
-    )
+    reads = ((node, (*inputs, also[node]) if node in also else inputs) for node, inputs, _ in listed)
+    drops = dropped_after(reads, held.__contains__)
+    made = (WalkStep(node, inputs, rule, tuple(drops.get(node, ()))) for node, inputs, rule in listed)
     return Walk(tuple(made), len(listed) if records is None else records)
+
+
+def dropped_after(
+    reads: Iterable[tuple[str, Sequence[str]]], is_held: Callable[[str], bool]
+) -> dict[str, list[str]]:
+    """For each step, given in order with what it reads: what is held, and read by no later step."""
+    last: dict[str, str] = {}
+    for node, read in reads:
+        for name in read:
+            last[name] = node
+    found: dict[str, list[str]] = {}
+    for name, node in last.items():
+        if is_held(name):
+            found.setdefault(node, []).append(name)
+    return found
 
 
 def stream(graph: Graph, sources: Mapping[str, Any], keep: Collection[str]) -> dict[str, Any]:

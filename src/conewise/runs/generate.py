@@ -253,7 +253,7 @@ def generate(
     prompt: Prompt,
     n: int,
     patches: Patches,
-    positions: Positions,
+    pos: Positions,
     tokenizer: Any,
     options: Any,
 ) -> Written:
@@ -273,8 +273,8 @@ def generate(
         )
     if n < 1:
         raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
-    if str(positions) not in ("all", "new"):
-        raise PatchError(f"positions is 'all' (the prompt and what is written) or 'new', not {positions!r}.")
+    if str(pos) not in ("all", "new"):
+        raise PatchError(f"pos is 'all' (the prompt and what is written) or 'new', not {pos!r}.")
     if "max_new_tokens" in options:
         raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
     for option in OPTIONS.keys() & options.keys():
@@ -303,7 +303,7 @@ def generate(
             "the left, or give texts, which are padded so."
         )
     made = [
-        _patch(model, place, value, is_new=positions == "new")
+        _patch(model, place, value, is_new=pos == "new")
         for at, value in _pairs(patches)
         for place in model.each_call([as_place(at)])
     ]
@@ -477,7 +477,7 @@ def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPa
         raise PatchError(
             f"{place}: positions count from 0 here, because the sequence grows while the model writes: -1 "
             "would be another position in each step. For what is written, leave out pos and say "
-            "positions='new'."
+            "pos='new'."
         )
     return StepPatch(place, found, _value(model, place, found, value), is_new=is_new)
 

@@ -78,11 +78,11 @@ class LogitAttribution:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def strongest(self, count: Count = 5) -> list[tuple[str, float]]:
+    def strongest(self, top: Count = 5) -> list[tuple[str, float]]:
         """The parts that add or take the most, by their mean over prompts (and positions)."""
         means = self.tensor.flatten(1).mean(1).tolist()
         order = sorted(range(len(means)), key=lambda at: -abs(means[at]))
-        return [(self.parts[at].name, means[at]) for at in order[:count]]
+        return [(self.parts[at].name, means[at]) for at in order[:top]]
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each part and prompt, and each position where there are several."""
@@ -181,32 +181,32 @@ def attribute(
     numbers: Tensor,
     by: str = "head",
     *,
-    positions: str = "last",
+    pos: str = "last",
     stack: str = "",
     tokenizer: Any = None,
 ) -> LogitAttribution:
     """Attribute a metric whose value is `numbers`, [prompt]; see `Run.logit_attribution`."""
     expect_way(by)
-    if positions not in {"last", "all"}:
-        raise DecompositionError(f"positions={positions!r}: they are 'last', as metrics read them, or 'all'.")
+    if pos not in {"last", "all"}:
+        raise DecompositionError(f"pos={pos!r}: it is 'last', as metrics read it, or 'all'.")
     facts = facts_of(run, stack)
     way, prompts = _unembedding(facts, logits_name(run)), numbers.shape[0]
     parts, tensor, constant = parts_at(run, facts, way.reader.entry, by)
     tokens = tuple(dict.fromkeys(token for row in metric.linear for token, _ in row))
     coefficients = _coefficients(metric.linear, tokens, prompts).to(tensor.device)
     shares = way.shares(reader(run), tensor, constant, tokens, prompts)
-    picked = (lambda value: _at_last(value, metric.behind)) if positions == "last" else (lambda value: value)
+    picked = (lambda value: _at_last(value, metric.behind)) if pos == "last" else (lambda value: value)
     added = torch.einsum("nptk,pk->npt", picked(shares.parts).double(), coefficients)
     rest = torch.einsum("ptk,pk->pt", picked(shares.rest).double(), coefficients)
     logits = picked(_logits(run, way.output, prompts))
     whole = torch.einsum("ptk,pk->pt", logits[..., list(tokens)].double(), coefficients)
-    if positions == "last":
+    if pos == "last":
         whole = numbers[:, None].to(whole)
     if bool(rest.any()):
         parts, added = (*parts, BIAS), torch.cat([added, rest[None]])
     deviation, allowed = _compared(run, facts, way, metric.name, added, whole)
     labels = position_labels(run.inputs, tokenizer, prompts, shares.rest.shape[1])
-    if positions == "last":
+    if pos == "last":
         behind = metric.behind or (0,) * prompts
         labels = tuple((row[len(row) - 1 - one],) for row, one in zip(labels, behind, strict=True))
         added, whole = added[..., 0], whole[:, 0]

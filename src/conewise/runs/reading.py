@@ -88,7 +88,7 @@ class Analyses(Values):
         metric: Any,
         by: str = "head",
         *,
-        positions: str = "last",
+        pos: str = "last",
         stack: str = "",
         tokenizer: Any = None,
     ) -> LogitAttribution:
@@ -96,7 +96,7 @@ class Analyses(Values):
 
         Every part of the stream goes through the final norm, whose scale is frozen as it is here, and the
         unembedding; the parts and biases are checked to add up to the metric. That needs a metric that is a
-        sum of logits: `logit` and `logit_diff`, MetricError for others. With positions="all" the same is
+        sum of logits: `logit` and `logit_diff`, MetricError for others. With pos="all" the same is
         read at every position. Where logits are capped (Gemma 2), the factor that the cap comes to for each
         logit is frozen too.
         """
@@ -109,7 +109,7 @@ class Analyses(Values):
         with self.checked_once():
             value = Outputs(self.model.program).arranged(name, self.value_at(name), 1, prompts)
             numbers, tokenizer = measured(metric, value)[0], self._tokenizer(tokenizer)
-            return attribute(self, metric, numbers, by, positions=positions, stack=stack, tokenizer=tokenizer)
+            return attribute(self, metric, numbers, by, pos=pos, stack=stack, tokenizer=tokenizer)
 
     def lens(self, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
         """The logit lens: the model's own final norm and unembedding, applied to the stream at every layer.

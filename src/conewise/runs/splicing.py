@@ -32,7 +32,7 @@ from conewise.runs.reading import Reading
 
 @torch.no_grad()
 def active(
-    model: Captured, name: str, run: Reading, *, most: int | None = None, pos: Index | None = None
+    model: Captured, name: str, run: Reading, *, top: int | None = None, pos: Index | None = None
 ) -> tuple[int, ...]:
     """The numbers of the latents that are not zero in a run, the strongest first; see `Model.active`."""
     if name not in model.splices:
@@ -42,13 +42,13 @@ def active(
             f"name={name!r})` returns a model that has it."
         )
     model.expect_own("the run is one", run.model)
-    if most is not None and most < 1:
-        raise DictionaryError(f"most={most!r}: give how many latents to take at most, 1 or more, or nothing.")
+    if top is not None and top < 1:
+        raise DictionaryError(f"top={top!r}: give how many latents to take at most, 1 or more, or nothing.")
     latents = run.read(site(f"{name}.latents") if pos is None else site(f"{name}.latents", pos=pos))
     strength = latents.abs().flatten(0, -2).amax(0) if latents.ndim > 1 else latents.abs()
     order = torch.argsort(strength, descending=True, stable=True).tolist()
     found = order[: int((strength > 0).sum())]
-    return tuple(found if most is None else found[:most])
+    return tuple(found if top is None else found[:top])
 
 
 Function = Callable[[Tensor], Tensor]

@@ -246,18 +246,18 @@ class Result(ResultData):
 
         return figure(self if metric is None else self.select(metric), self.position_tokens())
 
-    def plot_intervals(self, count: int = 12, *, metric: str | None = None) -> Figure:
+    def plot_intervals(self, top: int = 12, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the largest effects over prompts: a dot for each, the mean and its interval.
 
         The interval is that of `statistics`. Raises SweepError where there is one prompt only.
         """
         from conewise.sweeps.plots import intervals  # noqa: PLC0415  # needs plotly
 
-        if not hasattr(count, "__index__") or count < 1:
-            raise SweepError(f"count is {count!r}; it is how many cells are drawn, at least 1.")
+        if not hasattr(top, "__index__") or top < 1:
+            raise SweepError(f"top is {top!r}; it is how many cells are drawn, at least 1.")
         row = self._number(metric)
         places = {id(cell): at for at, cell in enumerate(self.cells)}
-        chosen = [cell for cell, _, _ in self.strongest(metric, count)]
+        chosen = [cell for cell, _, _ in self.strongest(metric, top)]
         effects = self._effects(row)[[places[id(cell)] for cell in chosen]]
         return intervals([cell.name for cell in chosen], effects, statistics_of(effects), self.metrics[row])
 
@@ -528,7 +528,7 @@ class Result(ResultData):
         source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
         return f"base {float(self.base[row]):.6g}{source}"
 
-    def strongest(self, metric: str | None = None, count: Count = 5) -> list[tuple[Cell, float, float]]:
+    def strongest(self, metric: str | None = None, top: Count = 5) -> list[tuple[Cell, float, float]]:
         """The cells with the largest effects of a metric, either way: cell, effect, value."""
         row = self._number(metric)
         cells, base = self.cells, float(self.base[row])
@@ -536,7 +536,7 @@ class Result(ResultData):
         gone = {number for one in self.missing for number in one.cells}
         there = [number for number in range(len(cells)) if number not in gone]
         order = sorted(there, key=lambda number: -abs(values[number] - base))
-        return [(cells[number], values[number] - base, values[number]) for number in order[:count]]
+        return [(cells[number], values[number] - base, values[number]) for number in order[:top]]
 
 
 def load_result(folder: str | Path) -> Result:

@@ -68,15 +68,15 @@ def default_direction(patch: str) -> str:
     return "denoise" if patch == "source" else "noise"
 
 
-def noise_scale(patch: str, scale: float | None) -> float:
+def noise_scale(source: str, scale: float | None) -> float:
     """The standard deviation of noise, 1 unless given. Raises SweepError where no noise is put in."""
-    if scale is not None and patch != "noise":
+    if scale is not None and source != "noise":
         raise SweepError(
             Argument("scale", scale),
             " is the standard deviation of noise, and ",
-            Argument("patch", patch),
+            Argument("source", source),
             " adds none. Leave it out, or give ",
-            Argument("patch", "noise"),
+            Argument("source", "noise"),
             ".",
         )
     return 1.0 if scale is None else scale

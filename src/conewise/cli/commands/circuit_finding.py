@@ -138,12 +138,12 @@ def circuit(
         status(f"wrote {report}")
     files = {"out": None if stored is None else str(stored.folder), "report": report and str(report)}
     if output.json:
-        body = {**question_json(question), **circuit_json(found, finding.ablation.value)}
+        body = {**question_json(question), **circuit_json(found, finding.ablation.ablation)}
         print_json("circuit", {**body, "seconds": seconds, "files": files})
         return
     console = stdout()
     show_prompts(console, question)
-    show_circuit(console, found, finding.ablation.value, seconds)
+    show_circuit(console, found, finding.ablation.ablation, seconds)
 
 
 def _expect_sense(finding: FindOptions, plan: bool, storing: StoreOptions, report: Path | None) -> None:
@@ -165,7 +165,7 @@ def _expect_sense(finding: FindOptions, plan: bool, storing: StoreOptions, repor
 
 def _ask(model: ModelName, options: PairOptions, finding: FindOptions, status: Status) -> Question:
     """Load the model and read the prompts: the clean run is kept, the corrupted one is what edges lose to."""
-    is_resampled = finding.ablation is Ablation.RESAMPLE
+    is_resampled = finding.ablation is Ablation.RUN
     needed = needed_options(finding.metric, reads_both=is_resampled)
     pairs = pairs_of(model.name, options, needed, "circuit")
     prompts, graph = read_prompts(
@@ -239,7 +239,7 @@ class _Search:
         """The arguments of a search and an evaluation."""
         sweep = self.question.sweep(0)
         batch = sweep.batch(0)
-        is_resampled = self.finding.ablation is Ablation.RESAMPLE
+        is_resampled = self.finding.ablation is Ablation.RUN
         return {
             "base": batch.base,
             "source": batch.source if is_resampled else self.finding.ablation.value,
@@ -271,7 +271,7 @@ class _Search:
         return {
             "method": self.finding.method.value,
             **({"threshold": threshold} if is_acdc else {}),
-            "ablation": self.finding.ablation.value,
+            "ablation": self.finding.ablation.ablation,
             "metric": self.question.metric,
             "prompts": [
                 [pair.clean, pair.corrupted, list(pair.answers), list(pair.wrong_answers)]

@@ -305,7 +305,7 @@ def show_sites(console: Console, found: Demo) -> None:
         ("site", "value", "effect", "of the way", ""),
         right=(1, 2, 3),
     )
-    strongest = result.strongest(count=TOP)
+    strongest = result.strongest(top=TOP)
     largest = max(abs(effect) for _, effect, _ in strongest) or 1.0
     for cell, effect, value in strongest:
         length = max(1, round(BAR * abs(effect) / largest))

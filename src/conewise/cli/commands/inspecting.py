@@ -49,7 +49,7 @@ they differ by no more than rounding; what was found is said.
 \b
 Examples:
   conewise verify tiny
-  conewise verify ./my-model --samples 10 --dtype bfloat16 --json
+  conewise verify ./my-model --n 10 --dtype bfloat16 --json
 """
 
 
@@ -195,8 +195,8 @@ def _cone_json(folded: Folded, one: Cone) -> dict[str, Any]:
 @subcommand("verify", VERIFY_HELP, "Check the captured graph against the model.")
 def verify(
     model: opt.Model,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, help="Random inputs of the captured size.")
+    n: Annotated[
+        int, typer.Option("--n", metavar="N", min=1, help="Random inputs of the captured size.")
     ] = 3,
     seed: opt.Seed = 0,
     *,
@@ -207,7 +207,7 @@ def verify(
     status = Status(output.quiet)
     found = ModelName(model, loading).capture(status)
     with status.doing("comparing with the model itself"):
-        check = found.verify(seed=seed, samples=samples)
+        check = found.verify(seed=seed, n=n)
     if output.json:
         body = {**asdict(check), "notes": list(check.notes), "ok": check.ok, "seed": seed}
         print_json("verify", {"model": found.label, "fingerprint": found.fingerprint(), **body})

@@ -66,7 +66,7 @@ Examples:
     --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\
     --answer ' Mary' --wrong ' John' --report ioi.html
   conewise sweep ./my-model --prompts pairs.json --sites resid_pre --pos :
-  conewise sweep tiny --patch mean --metric prob --verify 16 --json
+  conewise sweep tiny --source mean --metric prob --verify 16 --json
   conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
 """
 

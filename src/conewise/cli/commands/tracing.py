@@ -191,7 +191,7 @@ def _show(console: Console, loaded: Model, story: Story, traced: Trace, top: int
         ("", "layer", "pos", "token", "effect", "value"),
         right=(0, 1, 2, 4, 5),
     )
-    for rank, (cell, effect, value) in enumerate(traced.result.strongest(count=top), 1):
+    for rank, (cell, effect, value) in enumerate(traced.result.strongest(top=top), 1):
         layer, pos = cell.at["layer"], cell.at["pos"]
         add_row(lines, str(rank), str(layer), str(pos), tokens[pos], f"{effect:+.4f}", f"{value:.4f}")
     console.print(lines)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from conewise.program.records import SIZES, Program
+from conewise.program.walk import dropped_after
 from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.fusing import Fusion, fitting
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
@@ -161,7 +162,7 @@ def build_pass(
     inside = {node for fusion in fused.values() for node in fusion.inside}
     steps = [(node, worlds) for node, worlds in schedule.steps if node not in inside]
     reads = {node: tuple(fused[node].inputs if node in fused else inputs(node)) for node, _ in steps}
-    drops = _drops(steps, reads, schedule.targets)
+    drops = dropped_after(reads.items(), lambda name: name not in schedule.targets)
     builder = _Builder(dict(schedule.patched), regions, several)
     for node, worlds in steps:
         own = reads[node]
@@ -257,21 +258,6 @@ def alignment(have: int, want: int) -> Alignment:
     if not missing:
         return AS_IT_IS if pick is None else Alignment(have.bit_count(), pick)
     return Alignment(have.bit_count(), pick, missing.bit_count(), merged_order(shared, missing))
-
-
-def _drops(
-    steps: Sequence[tuple[str, int]], reads: Mapping[str, Sequence[str]], targets: Sequence[str]
-) -> dict[str, list[str]]:
-    """For each step, what it is the last to read; targets are kept to the end."""
-    last: dict[str, str] = {}
-    for node, _ in steps:
-        for name in reads[node]:
-            last[name] = node
-    drops: dict[str, list[str]] = {}
-    for name, reader in last.items():
-        if name not in targets:
-            drops.setdefault(reader, []).append(name)
-    return drops
 
 
 # ------------------------------------------------------------------------------------------
