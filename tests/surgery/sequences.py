@@ -197,7 +197,7 @@ def compare(name: str, seed: int) -> str:
     except ConewiseError:
         path = ""  # it was pruned or redefined
     if work == "verify" or not path:
-        return "" if made.verify(samples=1).ok else f"verify: {made.verify(samples=1)}"
+        return "" if made.verify(n=1).ok else f"verify: {made.verify(n=1)}"
     return WORK[work](made, theirs, network, path, given, seed)
 
 

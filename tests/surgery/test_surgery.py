@@ -172,4 +172,4 @@ def test_bad_surgery_gets_a_sentence_and_the_model_is_as_before(case: str) -> No
     with pytest.raises(ConewiseError, match=says):
         make(cw.Surgery()).apply(plain())
     assert torch.equal(plain().run(input_ids=ids).logits, before)
-    assert plain().verify(samples=1)
+    assert plain().verify(n=1)
