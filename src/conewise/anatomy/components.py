@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from conewise.anatomy.axes import View
+from conewise.anatomy.places import component_name
 from conewise.anatomy.positionwise import is_light
 from conewise.anatomy.residual import Stream
 from conewise.anatomy.residual_names import Layer
@@ -129,12 +130,14 @@ class Components:
 
     def writer(self, name: str) -> Writer:
         """The writer of that name. Raises EdgeError with the nearest names."""
+        name = name if name in self._by_name else component_name(name)
         if name not in self._by_name:
             raise _unknown("writer", name, self._by_name, "input, a3.h1 and m3")
         return self._by_name[name]
 
     def reader(self, name: str) -> Reader:
         """The reader of that name. Raises EdgeError with the nearest names."""
+        name = name if name in self._readers_by_name else component_name(name)
         if name not in self._readers_by_name:
             raise _unknown("reader", name, self._readers_by_name, "a3.h1<q>, m3 and logits")
         return self._readers_by_name[name]

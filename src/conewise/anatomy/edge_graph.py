@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from conewise.anatomy.components import Components
+from conewise.anatomy.places import component_name
 from conewise.errors import CircuitError, nearest_names
 
 ARROW = "->"
@@ -115,6 +116,9 @@ class EdgeGraph:
             raise CircuitError(f"an edge is named by a text such as 'a0.h1{ARROW}m2', not by {edge!r}.")
         writer, arrow, reader = edge.partition(ARROW)
         at, to = self._writers.get(writer), self._readers.get(reader)
+        if arrow and (at is None or to is None):
+            writer, reader = component_name(writer), component_name(reader)
+            at, to = self._writers.get(writer), self._readers.get(reader)
         if not arrow or at is None or to is None or at >= self.readers[to].writers:
             raise CircuitError(self._why_not(edge))
         return int(self.starts[to]) + at

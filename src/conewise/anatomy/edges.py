@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from conewise.anatomy.components import Components, Reader, Writer
-from conewise.anatomy.places import EdgePlace, Index, Place, as_numbers
+from conewise.anatomy.places import EdgePlace, Index, Place, as_numbers, component_name, edge_name
 from conewise.arguments import has_items
 from conewise.errors import EdgeError
 from conewise.extras import needs
@@ -62,6 +62,7 @@ class Edges:
             )
         numbers = {name: number for number, name in enumerate(self.names)}
         wanted = [chosen] if isinstance(chosen, str) else list(chosen)
+        wanted = [edge_name(one) if isinstance(one, str) and one not in numbers else one for one in wanted]
         for name in wanted:
             if name not in numbers:
                 near = difflib.get_close_matches(str(name), numbers, n=3, cutoff=0.5)
@@ -82,6 +83,7 @@ class Edges:
         for given in (writer, reader):
             if not isinstance(given, str):
                 raise EdgeError(f"a component is named by a text such as 'a0.*' or 'm1', not by {given!r}.")
+        writer, reader = component_name(writer), component_name(reader)
         pairs = zip(self.writers, self.readers, strict=True)
         found = [
             number
@@ -240,6 +242,7 @@ def _matching(given: object, known: Iterable[str], what: str) -> list[str]:
     names = list(known)
     if not isinstance(given, str):
         raise EdgeError(f"a {what} is named by a text such as {names[-1]!r}, not by {given!r}.")
+    given = component_name(given)
     found = [name for name in names if fnmatch.fnmatchcase(name, given)]
     found = found or [name for name in names if fnmatch.fnmatchcase(name, f"{given}<*>")]
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -126,12 +127,20 @@ def site(name: str, *, layer: Index | None = None, stack: str = "", **part: Inde
     """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
 
     `name` is a kind (`z`, `resid_pre`, ...) with its `layer`, a full TransformerLens name, a
-    module's path, or an operation's name. `stack` tells encoder from decoder where there are two.
+    module's path, or an operation's name. `"z[layer=2, head=1]"` says its part too, and so does `"L2H1"`.
+    `stack` tells encoder from decoder where there are two.
     A part is a number, a slice (which may be a text, "2:5"), a range, or a list of numbers; lists on several
     axes mean every combination. Several layers, as in `site("attn_scores", layer=range(10, 21), ...)`, are
     one place in each of them, which one world patches together; `cw.sites` has a world for each.
     """
-    indices = MappingProxyType({axis: _index(axis, index) for axis, index in part.items()})
+    kind, own = read_name(name)
+    given = part if layer is None else {"layer": layer, **part}
+    given = {"stack": stack, **given} if stack else given
+    if twice := sorted(own.keys() & given.keys()):
+        raise NotAPlaceError(f"{name!r} says {twice[0]} already: say it once.")
+    own.update(given)
+    name, stack, layer = kind, own.pop("stack", ""), own.pop("layer", None)
+    indices = MappingProxyType({axis: _index(axis, index) for axis, index in own.items()})
     layers = _layers(layer)
     if isinstance(layers, tuple):
         return Places(Place(name, one, stack, indices) for one in layers)
@@ -140,11 +149,92 @@ def site(name: str, *, layer: Index | None = None, stack: str = "", **part: Inde
 
 PlaceLike = Place | str | tuple[str, int]
 
+_HEAD = re.compile(r"L(\d+|\*)H(\d+|\*)(<[qkv*]>)?")
+_WITH_PART = re.compile(r"\s*([^\[\]]+?)\s*\[([^=\]]+=.*)\]\s*")
+_ITEM = re.compile(r"\s*(\w+)\s*=\s*(\[[^\]]*\]|[^,\[\]]+?)\s*(?:,|$)")
+_HOOK = re.compile(r"blocks\.(\d+)\.(?:attn\.|mlp\.)?hook_(\w+)")
+
+
+def read_name(name: str) -> tuple[str, dict[str, Any]]:
+    """The kind that a name means and what it chooses: of "z[layer=2, head=1]" and of "L2H1".
+
+    Any other name is as it is. Choices are numbers, tuples of them, or slices as texts.
+    """
+    head = _HEAD.fullmatch(name)
+    if head and head[1].isdigit() and head[2].isdigit() and not head[3]:
+        return "z", {"layer": int(head[1]), "head": int(head[2])}
+    found = _WITH_PART.fullmatch(name)
+    if found is None:
+        return name, {}
+    choices: dict[str, Any] = {}
+    at, text = 0, found[2]
+    while at < len(text.rstrip()):
+        item = _ITEM.match(text, at)
+        try:
+            if item is None or item[1] in choices:
+                raise ValueError(text)
+            choices[item[1]] = _choice(item[1], item[2])
+        except ValueError:
+            raise NotAPlaceError(
+                f"cannot read {text[at:].strip()!r} in {name!r}. A part is AXIS=CHOICE: a number, a list of "
+                "numbers or a slice, as in 'z[layer=2, head=1]' and 'resid_pre[layer=3, pos=2:5]'."
+            ) from None
+        at = item.end()
+    return found[1], choices
+
+
+def _choice(axis: str, text: str) -> Any:
+    """A number, several, or a slice as it is written. Raises ValueError for what is none of them."""
+    if axis == "stack":
+        return text.strip("'\"")
+    if text.startswith("["):
+        return tuple(int(one) for one in text[1:-1].split(","))
+    if ":" in text:
+        _ = [int(bound) for bound in text.split(":") if bound.strip()]
+        return text
+    return int(text)
+
+
+def component_name(text: str) -> str:
+    """The name that edges have for a component: "a0.h2" of "L0H2" and of "z[layer=0, head=2]".
+
+    Likewise "a1.h3<v>" of "L1H3<v>", "v[layer=1, head=3]" and "blocks.1.attn.hook_v[head=3]", and "m1" of
+    "mlp_out[layer=1]". What is none of these stays as it is.
+    """
+    text = text.strip()
+    if head := _HEAD.fullmatch(text):
+        return f"a{head[1]}.h{head[2]}{head[3] or ''}"
+    kind, own = read_name(text)
+    if hook := _HOOK.fullmatch(kind):
+        kind, own = hook[2], {"layer": int(hook[1]), **own}
+    if not all(isinstance(index, int) for index in own.values()):
+        return text
+    match kind, sorted(own):
+        case (("z" | "q" | "k" | "v"), [("head" | "kv_head") as axis, "layer"]):
+            slot = "" if kind == "z" else f"<{kind}>"
+            return f"a{own['layer']}.{'h' if axis == 'head' else 'kv'}{own[axis]}{slot}"
+        case (("mlp_out" | "mlp_in"), ["layer"]):
+            return f"m{own['layer']}"
+        case "resid_pre", ["layer"] if own["layer"] == 0:
+            return "input"
+    return text
+
+
+def edge_name(text: str) -> str:
+    """The name of an edge, `a0.h2->m1` or `a0.h2->m1@7`, of one whose ends are named in any way."""
+    writer, arrow, reader = text.partition("->")
+    reader, at, pos = reader.partition("@")
+    return f"{component_name(writer)}{arrow}{component_name(reader)}{at}{pos.strip()}" if arrow else text
+
 
 def as_place(given: object) -> Place:
-    """A place from what people write in brackets: `run["z", 2]`, `run["blocks.2.attn.hook_z"]`."""
+    """A place from what people write in brackets: `run["z", 2]`, `run["L2H1"]`, `run["z[layer=2]"]`."""
     if isinstance(given, Place):
         return given
+    if isinstance(given, str) and read_name(given)[0] != given:
+        given = site(given)
+        if isinstance(given, Place):
+            return given
     match given:
         case str():
             return Place(given)

@@ -8,11 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, place_of
-from conewise.anatomy.places import EdgePlace, Place, PlaceLike, Places, as_numbers, as_place, as_written
+from conewise.anatomy.places import (
+    EdgePlace,
+    Place,
+    PlaceLike,
+    Places,
+    as_numbers,
+    as_place,
+    as_written,
+    read_name,
+)
 from conewise.anatomy.sites import Located
 from conewise.arguments import checked, has_items
 from conewise.errors import EdgeError, SiteError, SweepError, describe
@@ -164,14 +173,20 @@ SelectorLike = (
 def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
-    Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent, d and batch (and dim1, dim2, ... of
-    a module's site) is a number, a list of numbers, a range, or a slice, which may be a string: ":" is all,
-    "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of the result. Selectors add up:
-    `sites(...) + sites(...)`. `sites("z.*", head=":")` is short for `sites("z", layer=":", head=":")`.
+    The name may say some of it: `sites("z[layer=2, head=:]")`; `sites("z.*", head=":")` is short for
+    `sites("z", layer=":", head=":")`. Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent,
+    d and batch (and dim1, dim2, ... of a module's site) is a number, a list of numbers, a range, or a slice,
+    which may be a string: ":" is all, "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of
+    the result. Selectors add up: `sites(...) + sites(...)`.
     """
     if (kind := name.removesuffix(".*")) != name and "." not in kind and "layer" not in choices:
         name, choices = kind, {**choices, "layer": ":"}
     # Features, and the numbered axes of a module's site: not every kind of model has them.
+    kind, own = read_name(name)
+    stack = own.pop("stack", stack)
+    if twice := sorted(own.keys() & choices.keys()):
+        raise SiteError(f"{name!r} says {twice[0]} already: say it once.")
+    name, choices = kind, {**own, **choices}
     known = (*AXES, *FEATURES)
     unknown = [axis for axis in choices if axis not in known and not re.fullmatch("dim[0-9]+", axis)]
     if unknown:
@@ -211,6 +226,8 @@ def as_selectors(given: SelectorLike | Any) -> Selectors:
         if not len(given):
             raise SiteError("a sweep over no edges: choose at least one.")
         return Selectors((given,))
+    if _is_selector(given):
+        return Selectors((sites(given),))
     if is_place(given):
         return Selectors((((as_place(given),),),))
     if isinstance(given, SourcedCell):
@@ -221,8 +238,8 @@ def as_selectors(given: SelectorLike | Any) -> Selectors:
         raise SiteError(f"{describe(given)} is no place, no selector, and no list of them.")
     parts: list[Selector | SourcedCells | Pairs | list[Group]] = []
     for item in given:
-        if isinstance(item, _ALONE):
-            parts.append(item)
+        if isinstance(item, _ALONE) or _is_selector(item):
+            parts.append(sites(item) if isinstance(item, str) else item)
             continue
         if not parts or not isinstance(parts[-1], list):
             parts.append([])
@@ -251,6 +268,11 @@ def _as_group(item: object) -> Group:
         raise SiteError("a set of no places: a world of a sweep patches at least one.")
     # A set has no order of its own, and a sweep has to have the same one each time.
     return tuple(sorted(places, key=str)) if isinstance(item, Set) else places
+
+
+def _is_selector(item: object) -> TypeGuard[str]:
+    """True for a name that chooses several layers or parts by a slice, "z[layer=2, head=:]"."""
+    return isinstance(item, str) and any(isinstance(one, str) for one in read_name(item)[1].values())
 
 
 def is_place(item: object) -> bool:

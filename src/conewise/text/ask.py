@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conewise.anatomy.edges import Edges
-from conewise.anatomy.places import Place
+from conewise.anatomy.places import Place, read_name
 from conewise.anatomy.selectors import (
     AXES,
     Choice,
@@ -42,8 +42,9 @@ def selected(text: str, pos: str | None, model: Captured) -> Selectors:
     `pos` chooses positions of all of them.
     """
     found: Selectors | None = None
-    for name, part in written(text):
-        choices = _usual(model, name, pos) | part
+    for written_name, part in written(text):
+        name, own = read_name(written_name)
+        choices = _usual(model, name, pos) | own | part
         selector = as_selectors(sites(name, stack="", **choices))
         found = selector if found is None else found + selector
     if found is None:
