@@ -142,11 +142,12 @@ class Model(Captured):
         its own: `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a
         list of them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
 
-        Sites are selectors, places, names, edges (`model.edges()`, or by name: "a0.h1->m2"), or a list of
-        them; a list in that list is patched together, in one world. A reader into which several edges of one
-        world lead sees another part of each. Edges of which one changes what the reader of another sees are
-        refused: a reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with
-        every reader live.
+        Sites are selectors, places, names ("L2H1", "z[layer=2, head=1]", "blocks.2.attn.hook_z"), edges
+        (`model.edges()`, or by name: "a0.h1->m2", "L0H1->mlp_out[layer=2]"), or a list of them; a list in
+        that list is patched together, in one world. A reader into which several edges of one world lead sees
+        another part of each. Edges of which one changes what the reader of another sees are refused: a
+        reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with every
+        reader live.
         """
         self._capture_for(base)
         chosen = with_named(sites, self.components, self.locate, self.each_call)

@@ -62,7 +62,7 @@ class Edges:
             )
         numbers = {name: number for number, name in enumerate(self.names)}
         wanted = [chosen] if isinstance(chosen, str) else list(chosen)
-        wanted = [edge_name(one) if isinstance(one, str) and one not in numbers else one for one in wanted]
+        wanted = [edge_name(str(one)) if one not in numbers else one for one in wanted]
         for name in wanted:
             if name not in numbers:
                 near = difflib.get_close_matches(str(name), numbers, n=3, cutoff=0.5)
