@@ -181,12 +181,12 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
     """
     if (kind := name.removesuffix(".*")) != name and "." not in kind and "layer" not in choices:
         name, choices = kind, {**choices, "layer": ":"}
-    # Features, and the numbered axes of a module's site: not every kind of model has them.
     kind, own = read_name(name)
     stack = own.pop("stack", stack)
     if twice := sorted(own.keys() & choices.keys()):
         raise SiteError(f"{name!r} says {twice[0]} already: say it once.")
     name, choices = kind, {**own, **choices}
+    # Features, and the numbered axes of a module's site: not every kind of model has them.
     known = (*AXES, *FEATURES)
     unknown = [axis for axis in choices if axis not in known and not re.fullmatch("dim[0-9]+", axis)]
     if unknown:
