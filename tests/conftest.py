@@ -5,9 +5,14 @@
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Tests interrupt commands, also where a shell that ignores SIGINT started this process in its background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The helpers of `tests.laws` assert too: show the values when they fail.
 pytest.register_assert_rewrite("tests.laws")

@@ -61,6 +61,8 @@ from __future__ import annotations
 import difflib
 import errno
 import itertools
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -505,6 +507,17 @@ def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
         similar = (other for other in known if abs(len(other) - len(name)) <= 1)
         known = list(itertools.islice(similar, 20_000))
     return tuple(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
+
+
+def warn(message: str | Warning, category: type[Warning] | None = None) -> None:
+    """Warn at the line outside of conewise that asked."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith("conewise.") and name not in {"contextlib", "torch.utils._contextlib"}:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

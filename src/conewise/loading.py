@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import re
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,14 @@ import torch
 from safetensors import SafetensorError
 
 from conewise.arguments import checked
-from conewise.errors import Argument, LoadError, NonFiniteWeightsWarning, UnusedWeightsWarning, nearest_names
+from conewise.errors import (
+    Argument,
+    LoadError,
+    NonFiniteWeightsWarning,
+    UnusedWeightsWarning,
+    nearest_names,
+    warn,
+)
 from conewise.extras import needs
 from conewise.files import as_path, is_there
 from conewise.model import Model
@@ -115,7 +121,7 @@ def load(
             say(f"moving it to {device}")
         _move(loaded, device)
     for note in options.notes:
-        warnings.warn(note, stacklevel=3)
+        warn(note)
     return loaded
 
 

@@ -93,7 +93,7 @@ def test_what_was_computed_is_not_computed_again(
         raise AssertionError("computed again")
 
     monkeypatch.setattr("benchmarks.exact_or_approximate.agreement.RESAMPLES", 20)
-    monkeypatch.setattr(cw, "attribution", refused)
+    monkeypatch.setattr(type(experiment.model), "attribute", refused)
     monkeypatch.setattr(type(experiment.model), "sweep", refused)
     numbers, _ = script.measured(experiment)
     assert json.loads(json.dumps(numbers)) == json.loads(json.dumps(found[0]))

@@ -39,9 +39,13 @@ def module_of(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return stirred(architecture(name).make(2)).to(dtype)
 
 
-@functools.cache
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Model:
-    """The same, captured."""
+    """The same, captured once, whether the dtype is given or not."""
+    return _captured(name, dtype)
+
+
+@functools.cache
+def _captured(name: str, dtype: torch.dtype) -> Model:
     return capture(module_of(name, dtype), **architecture(name).example(5))
 
 

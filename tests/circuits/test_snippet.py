@@ -1,8 +1,7 @@
-"""Edges, a circuit and its evaluation in a few lines, after the README's own, as they stand there."""
+"""Edges, a circuit and its evaluation in a few lines."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,13 @@ import pytest
 
 import conewise as cw
 
-README = Path(__file__).parents[2] / "README.md"
-
 SNIPPET = """
+import conewise as cw
+
+model = cw.load("tiny")
+text = "When Mary and John went to the store, {} gave a drink to"
+base, source = model.run(text.format("Mary")), model.run(text.format("John"))
+metric = cw.logit_diff(" Mary", " John")
 edges = model.edges()                                   # every edge, as a table
 scores = model.sweep(edges, base=base, source=source, metric=metric).run()
 search = model.find_circuit(base=base, source=source, metric=metric, threshold=0.01)
@@ -30,9 +33,8 @@ def test_a_circuit_is_found_and_evaluated_in_a_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"## Five lines\n```python\n(.*?)```", README.read_text("utf-8"), flags=re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(code + SNIPPET, "README.md", "exec"), names)
+    exec(compile(SNIPPET, "snippet", "exec"), names)
     circuit, printed = names["circuit"], capsys.readouterr().out
     assert "faithfulness" in printed
     assert [one.edge for one in circuit.log] == [one.edge for one in names["again"].log]

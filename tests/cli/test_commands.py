@@ -39,7 +39,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 def test_a_sweep_prints_the_numbers_that_the_library_finds(swept: Swept) -> None:
     loaded = load("tiny")
     prompts = tokenize(read_pairs(PROMPTS), loaded.tokenizer)
-    model = cw.capture(loaded.module, logits_to_keep=1, **prompts.inputs_of(0, "clean"))
+    model = cw.capture(loaded.module, **prompts.inputs_of(0, "clean"))
     sites = cw.sites("z", layer=":", head=":") + cw.sites("mlp_out", layer=":")
     result = Question(model, prompts, sites).run()
     by_name = {cell["site"]: cell for cell in swept.told["cells"]}

@@ -83,7 +83,8 @@ def test_models_thresholds_and_ablations(name: str, threshold: float, ablation: 
     """gemma2 norms its sums: it has the other forward."""
     given = small(name)
     asked: dict[str, Any] = {"base": given.base, "metric": METRIC, "threshold": threshold}
-    asked |= {"source": None if ablation == "zero" else given.source, "ablation": ablation}
+    sources = {"zero": "zero", "mean": cw.mean(given.model, [given.source.inputs]), "resample": given.source}
+    asked["source"] = sources[ablation]
     expected = given.model.find_circuit(**asked).run()
     found = given.model.find_circuit(**asked).run(workers=Here(2))
     assert decided(found) == decided(expected)
@@ -196,7 +197,7 @@ def test_circuits_are_evaluated_by_workers(model: Model, local: Circuit) -> None
 
 
 def test_what_is_no_executor(model: Model) -> None:
-    with pytest.raises(ArgumentError, match="expected workers"):
+    with pytest.raises(ArgumentError, match="expected a whole number or a text or workers"):
         model.find_circuit(**asked_of(model)).run(workers=[2])  # type: ignore[arg-type]
     with pytest.raises(CircuitError, match="one at a time"):
         model.find_circuit(**asked_of(model), speculative=False).run(workers=cw.Processes(2))

@@ -188,7 +188,11 @@ def test_a_model_with_logits_of_the_last_position_alone_has_a_lens_of_one_column
         "answers": [" Mary"],
         "wrong_answers": [" John"],
     }
-    answer = cw.load("tiny").ask([pair, pair]).run()
+    tiny = cw.load("tiny")
+    model = cw.capture(
+        tiny.module, tokenizer=tiny.tokenizer, logits_to_keep=1, input_ids=torch.zeros(2, 9, dtype=torch.long)
+    )
+    answer = model.ask([pair, pair]).run()
     page = own(answer.report(tmp_path / "page.html").read_text("utf-8"))
     table = page.partition('class="table lens"')[2].partition("</table>")[0]
     assert '<th scope="col">layer</th><th scope="col">to</th></tr>' in table

@@ -238,7 +238,7 @@ def test_gradients_are_computed_where_the_caller_has_switched_them_off(mode: str
         *((sites, method, {}) for method in ("atp", "atp*", "relp")),
         *((edges, method, {}) for method in ("eap", "relp")),
         (sites, "ig", {"steps": 2}),
-        (sites, "hybrid", {"top": 2, "sample": 2}),
+        (sites, "hybrid", {"top": 2, "n": 2}),
         *((edges, method, {"steps": 2}) for method in ("eap-ig", "eap-ig-activations")),
     ]
 

@@ -235,8 +235,13 @@ def test_edges_circuits_searches_and_parts_of_logits_are_those_of_the_prompt_alo
         ]
         torch.testing.assert_close(*tables, atol=1e-3, rtol=1e-3)
     for ablation in ("resample", "zero", "mean"):
-        asked: dict[str, Any] = {"metric": metric, "ablation": ablation}
-        pairs = [(base, None if ablation == "zero" else run) for base, run in (given, plain)]
+        asked: dict[str, Any] = {"metric": metric}
+        sources = {
+            "zero": lambda _: "zero",
+            "mean": lambda run: cw.mean(model, [run]),
+            "resample": lambda run: run,
+        }
+        pairs = [(base, sources[ablation](run)) for base, run in (given, plain)]
         circuits = [
             model.find_circuit(base=base, source=run, threshold=0.3, **asked).run() for base, run in pairs
         ]
@@ -256,7 +261,7 @@ def test_edges_circuits_searches_and_parts_of_logits_are_those_of_the_prompt_alo
 def test_a_trace_of_a_padded_prompt_is_that_of_the_prompt_alone(side: str) -> None:
     prompt = [7, 9, 11, 13, 15]
     first = 0 if side == "right" else 2
-    asked: dict[str, Any] = {"metric": cw.prob(ANSWER), "noise": 2.0, "samples": 3}
+    asked: dict[str, Any] = {"metric": cw.prob(ANSWER), "noise": 2.0, "n": 3}
     own = {"input_ids": torch.tensor([prompt])}
     expected = cw.capture(module_of("llama"), **own).causal_trace(own, subject=[1], **asked).run()
     found = (

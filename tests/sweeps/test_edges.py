@@ -333,7 +333,9 @@ def test_a_stream_without_parts_has_no_edges() -> None:
     with pytest.raises(EdgeError, match="passes through 'tanh'"):
         model.edges()
     with pytest.raises(EdgeError, match="passes through 'tanh'"):
-        model.find_circuit(base=[[1]], source="zero", metric=cw.logit(1), threshold=1.0)
+        model.find_circuit(
+            base={"ids": torch.tensor([[1, 2, 3, 4]])}, source="zero", metric=cw.logit(1), threshold=1.0
+        ).run()
 
 
 def test_edges_of_another_model_are_refused() -> None:

@@ -153,7 +153,7 @@ def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
         answer_diff([[1, 2]], [[1], [2]])
     with pytest.raises(MetricError, match="token: no tokens; give one"):
         cw.prob([])
-    for wrong in ("Mary", 3.5, None, True, 10**30):
+    for wrong in (3.5, None, True, 10**30):
         with pytest.raises(
             MetricError, match=r"a token is its number in the vocabulary, and .* is none\. Look it"
         ):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,7 +20,7 @@ from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import Cell
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.verify import MULTIPLE, NoReferenceError, Reference, allowed_error, reference_of
-from conewise.errors import SweepError, UnhookedWarning
+from conewise.errors import SweepError, UnhookedWarning, warn
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.export import tensor_leaves
 from conewise.program.tensors import (
@@ -170,11 +169,10 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
     unhooked = [rerun.cells[number].name for number in chosen if number not in module.hooked]
     if unhooked:
         shown = ", ".join(unhooked[:4]) + (", ..." if len(unhooked) > 4 else "")
-        warnings.warn(
+        warn(
             f"{len(unhooked)} of {len(chosen)} cells were compared with the captured program alone, not with "
             f"the module itself, because no module shows their sites: {shown}.",
             UnhookedWarning,
-            stacklevel=5,
         )
     check = CellCheck(len(chosen), len(module.hooked), len(unhooked), 0.0, 0.0, 0.0)
     if is_serial and module.is_exact:

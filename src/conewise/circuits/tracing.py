@@ -221,7 +221,8 @@ class CausalTrace(Runnable[Trace]):
         ):  # half for the corrupted runs, half for the worlds
             sizes = [max(1, min(size, max_memory // (2 * of_one))), 1]
         prompts = clean.inputs[corruption.embedding.input].shape[0]
-        for size in sizes:
+        while True:
+            size = sizes.pop(0)
             corrupted = Corrupted(corruption, [range(n)[at : at + size] for at in range(0, n, size)])
             sweep = Sweep(
                 model,
@@ -236,12 +237,11 @@ class CausalTrace(Runnable[Trace]):
             try:
                 sweep.plan(max(1, max_memory - held), evaluator)
             except BudgetError as error:
-                if size == sizes[-1]:
+                if not sizes:
                     what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
                     raise no_room(held + error.least, max_memory, what) from None
                 continue
             return sweep, max_memory - held
-        raise AssertionError
 
     def _run(self, how: How, *, evaluator: str = "auto") -> Trace:
         sweep, budget = self._fitting(how.max_memory, evaluator)

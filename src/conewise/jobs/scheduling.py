@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -285,7 +286,7 @@ DEATHS = 10
 """The number of workers that may die in a row without any share being done."""
 
 
-class WorkerJob:
+class WorkerJob(Protocol):
     """A job as a worker has it."""
 
     def know_plan(self, batch: int, text: str) -> None:
@@ -296,9 +297,9 @@ class WorkerJob:
         del share, memory
         return ""
 
+    @abstractmethod
     def run(self, share: Share, memory: int | None) -> Done:
         """Run a share."""
-        raise NotImplementedError
 
     def rest(self) -> None:
         """Let go of what is held for shares to come."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from conewise.errors import LoadError
+from conewise.errors import LoadError, warn
 from conewise.extras import expect, needs
 from conewise.models.model_files import WeightCount, bounded, cached, check_counts
 from conewise.program.foreign import brief, quiet, translating
@@ -212,10 +211,9 @@ def _tokenizer(path: Path, header: Header) -> Any:
         is_known = _split_as_trained(tokenizer, header)
     if not is_known:
         rule = header.settings.get("tokenizer.ggml.pre")
-        warnings.warn(
+        warn(
             f"the file splits text by the rule {rule!r}, which is not known here: it is split as GPT-2 "
             "does. Compare the tokens with those of the original tokenizer.",
-            stacklevel=2,
         )
     return tokenizer
 

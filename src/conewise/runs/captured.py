@@ -23,6 +23,7 @@ from conewise.errors import (
     ModuleChangedError,
     OtherModelError,
     PatchError,
+    warn,
 )
 from conewise.jobs.digests import program_digest
 from conewise.program.export import Exported, export, unwrapped
@@ -145,11 +146,7 @@ class Captured:
         self.operated_from: tuple[Captured, Any] | None = None
         """The model that this one was made of, and the step that did so; None where it was captured."""
         if not self.fidelity.bitwise:
-            warnings.warn(
-                f"{self.name} was captured, but the graph is {self.fidelity}.",
-                InexactCaptureWarning,
-                stacklevel=4,
-            )
+            warn(f"{self.name} was captured, but the graph is {self.fidelity}.", InexactCaptureWarning)
         self._behind: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, ...]] = OrderedDict()
         self._supports: dict[tuple[int, tuple[str, ...]], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}

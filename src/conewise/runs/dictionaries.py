@@ -6,7 +6,6 @@ and that library is not needed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from conewise.arguments import checked
-from conewise.errors import DictionaryError, UnusedWeightsWarning
+from conewise.errors import DictionaryError, UnusedWeightsWarning, warn
 from conewise.files import as_path, is_there, read_json
 from conewise.program.foreign import brief, translating
 
@@ -246,11 +245,10 @@ def _weights(folder: Path, architecture: str, dtype: torch.dtype | None, device:
         found = {name: file.get_tensor(own).to(device=device, dtype=dtype) for name, own in stored.items()}
     by_error_term = {"W_skip"} if "skip" in architecture else set()
     if unused := sorted(there - set(stored.values()) - by_error_term):
-        warnings.warn(
+        warn(
             f"{path} holds {', '.join(unused)[:200]}, which the architecture {architecture!r} does not have: "
             f"left out. Look whether {CONFIG} names the architecture that the weights were saved from.",
             UnusedWeightsWarning,
-            stacklevel=4,
         )
     if has_log:
         found["threshold"] = found["threshold"].exp()

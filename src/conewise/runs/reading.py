@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -15,7 +14,7 @@ from conewise.anatomy.places import Place, PlaceLike, Places, as_place
 from conewise.anatomy.selectors import SelectorLike
 from conewise.anatomy.sites import Located
 from conewise.arguments import checked
-from conewise.errors import GradientError, MetricError, NoEffectWarning, OpError, PatchError
+from conewise.errors import GradientError, MetricError, NoEffectWarning, OpError, PatchError, warn
 from conewise.program.tensors import Tensor, computing, copy_of, recording
 from conewise.program.walk import described_fields, field_names, output_names
 from conewise.reactive.table import Rule
@@ -355,13 +354,17 @@ class RunWorld(Reading):
         number, support = self.model.graph.number, self.model.support(nodes, self._given())
         for node, edits in self._edits.items():
             if number(node) not in support:
-                _warn(
+                warn(
                     f"the patch at {edits[-1].place} has no effect on what was asked for, which does not "
-                    f"depend on {node!r}."
+                    f"depend on {node!r}.",
+                    NoEffectWarning,
                 )
         for edit in self._own_edits():
             if edit in self._idle and number(edit.node) in support:
-                _warn(f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.")
+                warn(
+                    f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.",
+                    NoEffectWarning,
+                )
 
     def _given(self) -> frozenset[str]:
         edited = self._edited()
@@ -398,11 +401,3 @@ class RunWorld(Reading):
         change = shown_change(before, after) if len(before) == len(after) else ""
         title = heading(f"World of {self.model.name}", "" if change else "with nothing computed yet")
         return shown(title, patches, change, folded("What was computed", note(repr(self.ledger))))
-
-
-def _warn(message: str) -> None:
-    """Warn at the line outside of conewise that asked."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conewise."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, NoEffectWarning, stacklevel=level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,12 +59,12 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(ABC):
     """One step of a surgery."""
 
+    @abstractmethod
     def on(self, model: Captured) -> Made:
-        """What the step makes of a model. Raises SurgeryError where the model does not allow it."""
-        raise NotImplementedError
+        """Return what the step makes of a model. Raises SurgeryError where the model does not allow it."""
 
     def operated(self, model: Captured) -> Any:
         """The model that the step makes, once its program was compared with its module."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from conewise.anatomy.selectors import (
 )
 from conewise.arguments import checked
 from conewise.circuits.replaced_parts import edge_facts, model_edges
-from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe
+from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe, warn
 from conewise.program.calls import forward_parameters
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
@@ -181,7 +180,7 @@ def ask(
     pairs = as_pairs(prompts, needs_both=patch == "source" or direction == "denoise")
     read = tokenize(pairs, model.tokenizer, batch_size=batch_size, as_written=as_written)
     for note in read.notes:
-        warnings.warn(f"{note}.", PromptWarning, stacklevel=3)
+        warn(f"{note}.", PromptWarning)
     expect_asked(model, read, direction, patch, metric, scale, seed)
     capture_with(model, read)
     return Question(
