@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 import conewise as cw
 from conewise.errors import ConewiseError
 from conewise.model import Model
+from conewise.program.records import Program
+from conewise.surgery.plan import difference, measured
 from tests.surgery.networks import HEADS, INNER, NETWORKS, WIDTH, Bottleneck, Network, rule_named
 from tests.surgery.oracle import Act, operated, outputs, returned, with_columns
 
@@ -190,6 +193,13 @@ def compare(name: str, seed: int) -> str:
         return f"outputs are {far:.2g} apart"
     if not torch.equal(outputs(before.module, given), untouched):
         return "the module was changed"
+    if draw.random() < 0.3:
+        programs = programs_of(before, made)
+        inputs = before.signature.bind((), given)
+        planned = [difference(*pair).recomputed for pair in pairwise(programs)]
+        whole = difference(programs[0], programs[-1]).recomputed
+        if measured(programs, inputs) != (tuple(planned), whole):
+            return f"the ledger counts {measured(programs, inputs)}, and the plan {planned}, {whole}"
     path = draw.choice(network.outs).format(draw.randrange(network.layers))
     work = draw.choice(["sweep", "serial sweep", "fork", "gradient", "verify"])
     try:
@@ -199,6 +209,16 @@ def compare(name: str, seed: int) -> str:
     if work == "verify" or not path:
         return "" if made.verify(n=1).ok else f"verify: {made.verify(n=1)}"
     return WORK[work](made, theirs, network, path, given, seed)
+
+
+def programs_of(start: Model, made: Model) -> list[Program]:
+    """The programs of a model, and of all that steps have made of it."""
+    found, model = [made.program], made
+    while model is not start:
+        assert model.operated_from is not None
+        model = model.operated_from[0]  # type: ignore[assignment]
+        found.insert(0, model.program)
+    return found
 
 
 def apart(one: Tensor, other: Tensor) -> float:

@@ -239,19 +239,36 @@ class SiteTable:
         return names
 
     def operated(
-        self, program: Program, renamed: Mapping[str, str], own: Iterable[Site], why: str = ""
+        self,
+        program: Program,
+        renamed: Mapping[str, str],
+        own: Iterable[Site],
+        why: str = "",
+        without: Sequence[str] = (),
     ) -> SiteTable:
         """The table of a program that was changed: every name is still there whose value is.
 
         Whatever was called by a value that is `renamed` now is the other one, which is read instead.
-        `own` are the sites of what was put in. `why` says of those whose value is gone what took it away.
+        `own` are the sites of what was put in. `why` says of those whose value is gone what took it away;
+        names by the paths of modules `without` which the module is now are gone too.
         """
         there = {*program.record_of, *(leaf.name for leaf in program.inputs)}
         made = object.__new__(SiteTable)
         made._wiring = Wiring(program)
         made.why_no_kinds, made._missing = self.why_no_kinds, dict(self._missing)
         made.model_layers = [_operated_layer(one, program, renamed, there, why) for one in self.model_layers]
-        sites = (_operated_site(site, program, renamed) for site in self if site.kind != "op")
+        inner = tuple(f"{path}." for path in without)
+        sites = (
+            _operated_site(site, program, renamed)
+            for site in self
+            if site.kind != "op"
+            and not (
+                inner
+                and site.layer is None
+                and site.name.startswith(inner)
+                and site.name not in _ends(without)
+            )
+        )
         made._by_name = {site.name: site for site in sites if site is not None and site.node in there}
         made._by_kind = {
             key: made._by_name[s.name] for key, s in self._by_kind.items() if s.name in made._by_name
@@ -260,6 +277,9 @@ class SiteTable:
         made._missing |= dict.fromkeys(gone, (why,))
         made._by_name |= {site.name: site for site in own}
         made._add_modules_and_operations(program)
+        gone_names = (site.name for site in self if site.kind != "op" and site.name not in made._by_name)
+        for name in gone_names:
+            made._hidden.setdefault(name, f"it is gone since {why}")
         return made
 
     def __iter__(self) -> Iterator[Site]:
@@ -453,6 +473,11 @@ def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
         if weight is not None and lead and z.view.axes == ("batch", "pos", "head", "d_head"):
             result = HeadResult(attention.projection, *weight, is_pos_first=lead[0] == "pos")
             yield site(f"{prefix}result", z.node, z.view, result)
+
+
+def _ends(paths: Sequence[str]) -> set[str]:
+    """The names of what goes into the modules at these paths, and of what comes out."""
+    return {f"{path}.{way}" for path in paths for way in ("input", "output")}
 
 
 def _operated_site(site: Site, program: Program, renamed: Mapping[str, str]) -> Site | None:

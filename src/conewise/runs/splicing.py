@@ -209,6 +209,10 @@ class SpliceStep:
     def __str__(self) -> str:
         return f"splice {self.name} at {self.place}"
 
+    def parts(self, _: Any) -> tuple[SpliceStep, ...]:
+        """The steps that it consists of."""
+        return (self,)
+
     def operated(self, model: Any) -> Any:
         """The model with the dictionary in it."""
         return model.splice(

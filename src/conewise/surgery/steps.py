@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from conewise.anatomy.places import Place, PlaceLike
+from conewise.anatomy.places import Place
 from conewise.anatomy.sites import Located, Site, SiteTable
 from conewise.checks.hooking import Hook
 from conewise.errors import MissingSiteError, SurgeryError, describe, nearest_names
@@ -36,16 +36,12 @@ _aten = torch.ops.aten
 MOST_APART = 1e-3
 """An operated module and its program differ by rounding, and by less than this share of the outputs."""
 
-Edge = tuple[PlaceLike, PlaceLike]
-"""What is read, and who reads it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """What a step makes of a model: a module, what it computes, its sites.
 
-    `seeds` are the values that are computed by another rule, or of other inputs, than before: what depends on
-    them is invalid. `fresh` are the records that are new, `gone` those that nothing needs any more.
+    `at` is the node or the edge of the graph at which a block was put in; None where something else was done.
     """
 
     module: nn.Module
@@ -53,9 +49,7 @@ class Made:
     sites_of: Callable[[Program], SiteTable]
     again: Callable[[], Program]
     reasons: tuple[str, ...] = ()
-    seeds: tuple[str, ...] = ()
-    fresh: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    at: str | tuple[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +59,10 @@ class Step(ABC):
     @abstractmethod
     def on(self, model: Captured) -> Made:
         """Return what the step makes of a model. Raises SurgeryError where the model does not allow it."""
+
+    def parts(self, _: Captured) -> tuple[Step, ...]:
+        """The steps that it consists of in a model."""
+        return (self,)
 
     def operated(self, model: Captured) -> Any:
         """The model that the step makes, once its program was compared with its module."""
@@ -95,7 +93,7 @@ class _Operation:
         self.is_hooked = False
         self.reasons: tuple[str, ...] = model.fidelity.reasons
         self.own: list[Site] = []
-        self.seeds: list[str] = []
+        self.at: str | tuple[str, tuple[str, ...]] | None = None
         self.replaced: tuple[str, ...] = ()
 
     def act(self, name: str, block: nn.Module, hook: Hook | None) -> None:
@@ -119,18 +117,15 @@ class _Operation:
         if not self.is_hooked or runs_records(self.model.module):
             module = run_as_records(module, program, self.model.signature)
         there = program.record_of
-        before = {record.name for record in self.program.records}
         renamed = {old: self._final(new) for old, new in self.renamed.items()}
         own = [site for site in self.own if site.node in there or site.node in program.shapes]
         return Made(
             module,
             program,
-            lambda made: self.model.site_table.operated(made, renamed, own, why),
+            lambda made: self.model.site_table.operated(made, renamed, own, why, self.replaced),
             again,
             self.reasons,
-            tuple(self.seeds),
-            tuple(record.name for record in program.records if record.name not in before),
-            tuple(record.name for record in self.program.records if record.name not in there),
+            self.at,
         )
 
     def _final(self, name: str) -> str:
@@ -201,15 +196,13 @@ class Prune(Step):
         to = "" if is_zero else f" to {_shown(self.value)}"
         return f"prune {self.place}{to}"
 
-    def operated(self, model: Captured) -> Any:
-        """The model without it. Of a layer, all that it adds to the stream is pruned."""
+    def parts(self, model: Captured) -> tuple[Step, ...]:
+        """Of a layer, all that it adds to the stream is pruned."""
         layer = next((one for one in model.site_table.model_layers if one.call.path == self.place.name), None)
         if layer is None or self.place.part or self.place.layer is not None:
-            return super().operated(model)
-        for kind in ("attn_out", "cross_attn_out", "mlp_out"):
-            if kind in layer.nodes:
-                model = replace(self, place=Place(kind, layer.number, layer.stack)).operated(model)
-        return model
+            return (self,)
+        kinds = (kind for kind in ("attn_out", "cross_attn_out", "mlp_out") if kind in layer.nodes)
+        return tuple(replace(self, place=Place(kind, layer.number, layer.stack)) for kind in kinds)
 
     def on(self, model: Captured) -> Made:
         """See `Step`."""
@@ -236,7 +229,7 @@ class Prune(Step):
             )
         insertion.ports.append(ModulePort(under[-1], "Pruned", (node,), (output,)))
         operation.renamed[node] = output
-        operation.seeds = [node]
+        operation.at = None if mask is None else node
         if mask is None and not bool(value.any()):
             self._drop_sums(operation, node)
         operation.act(name, block, hook_at(model, node))
@@ -259,7 +252,6 @@ class Prune(Step):
             if program.shapes.get(other) == reader.shape and program.dtypes.get(other) == reader.dtype:
                 operation.renamed[reader.name] = other
                 operation.without.add(reader.name)
-                operation.seeds.append(reader.name)
 
     @staticmethod
     def _size(insertion: Insertion, size: Size) -> int | SizeRef:
@@ -388,13 +380,13 @@ class Graft(Step):
         insertion.ports.append(ModulePort(call, "Grafted", (node,), (output,)))
         if readers is None:
             operation.renamed[node] = output
-            operation.seeds = [node]
+            operation.at = node
         else:
             for reader in readers:
                 record = operation.program.record_of[reader]
                 operation.without.add(reader)
                 insertion.note(reading(record, {node: output}))
-                operation.seeds.append(reader)
+            operation.at = node, tuple(readers)
         return output
 
 
@@ -511,7 +503,6 @@ class Redefine(Step):
         )
         _expect_alike(insertion, record.name, record.name, f"the new rule of {self.what}")
         operation.without.add(record.name)
-        operation.seeds = [record.name]
         operation.reasons = (*operation.reasons, *exported.reasons)
         operation.act(name, rule, None)
 
@@ -596,7 +587,6 @@ class _Calls:
         for name in made:
             _expect_alike(insertion, name, name, what)
         self.operation.without |= inside.keys()
-        self.operation.seeds += made
         self.operation.reasons = (*self.operation.reasons, *exported.reasons)
 
     def _read(self, inside: Mapping[str, Record]) -> dict[str, str]:
@@ -675,7 +665,6 @@ class Weight(Step):
         weight = nn.Parameter(held, requires_grad=old.requires_grad) if own.is_parameter else held
         operation = _Operation(model)
         operation.insertion.sources[own.name] = replace(own, value=weight)
-        operation.seeds = [record.name for record in model.program.readers[own.name]]
 
         def edit(made: nn.Module) -> None:
             owner, _, last = own.name.rpartition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from conewise.arguments import checked
 from conewise.errors import SurgeryError
 from conewise.model import Model
 from conewise.runs.splicing import SpliceStep, halves
+from conewise.surgery.plan import SurgeryPlan, plan
 from conewise.surgery.steps import Graft, Prune, Redefine, Step, Weight
 
 
@@ -95,13 +97,29 @@ class Surgery:
         """The model that the surgery makes of this one. Raises SurgeryError where a step does not fit."""
         model._capture_for(None)
         for number, step in enumerate(self.steps):
-            try:
-                model = step.operated(model)
-            except SurgeryError as error:
-                if number == 0 and len(self.steps) == 1:
-                    raise
-                raise SurgeryError(f"step {number} ({step}): {error}") from error
+            with self._telling(number):
+                for part in step.parts(model):
+                    model = part.operated(model)
         return model
+
+    def plan(self, model: Model) -> SurgeryPlan:
+        """The costs of the surgery on a model: what each step makes invalid, and what is computed again.
+
+        In the steps' own order with a demand of the outputs after each, on copies of their own, in one batch,
+        and in the best and the worst order of grafts. What is put in is captured; no run is computed.
+        """
+        model._capture_for(None)
+        return plan(model, self.steps, self._telling)
+
+    @contextmanager
+    def _telling(self, number: int) -> Iterator[None]:
+        """Say which step of several does not fit."""
+        try:
+            yield
+        except SurgeryError as error:
+            if len(self.steps) == 1:
+                raise
+            raise SurgeryError(f"step {number} ({self.steps[number]}): {error}") from error
 
     def _with(self, *steps: Step | SpliceStep) -> Surgery:
         return Surgery((*self.steps, *steps))

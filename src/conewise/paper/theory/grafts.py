@@ -33,13 +33,14 @@ from conewise.reactive.graph import Block, BlockNode, Edge, Graph, Site
 class GraftAt:
     """A graft to come: where, and how large.
 
-    `at` is an edge (u, w), as `graph.graft` takes it, or a site u, as `graph.graft_after` does.
+    `at` is an edge (u, w), as `graph.graft` takes it, or a site u, as `graph.graft_after` does;
+    or (u, (v, w)), the edges to several readers of a site, which all read one block.
     `size` is h, the weight of the fresh nodes, or the block itself, whose computed nodes count 1 each or what
     `weights` gives for each of them, by the name of the part. Where the nodes of a graph are weighed,
     so must be those of a block.
     """
 
-    at: Site | Edge
+    at: Site | Edge | tuple[Site, tuple[Site, ...]]
     size: Weight | Block
     weights: Mapping[str, Weight] | None = None
 
@@ -285,15 +286,18 @@ def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: W
                 "number."
             )
         if isinstance(graft.at, tuple):
-            site, reader = graph.edge(graft.at)
-            if (site, reader) in edges:
-                raise TheoryError(
-                    f"the edge {shown(graft.at)} is given two grafts. After the first, {graft.at[0]!r} no "
-                    f"longer feeds {graft.at[1]!r}; put both blocks into one graft, or graft after "
-                    f"the site {graft.at[0]!r}."
-                )
-            edges.add((site, reader))
-            readers = {reader}
+            origin, ends = graft.at
+            readers = set()
+            for end in ends if isinstance(ends, tuple) else (ends,):
+                site, reader = graph.edge((origin, end))
+                if (site, reader) in edges:
+                    raise TheoryError(
+                        f"the edge {shown((origin, end))} is given two grafts. After the first, {origin!r} "
+                        f"no longer feeds {end!r}; put both blocks into one graft, or graft after the site "
+                        f"{origin!r}."
+                    )
+                edges.add((site, reader))
+                readers.add(reader)
             disturbed = readers | graph.table.cone(readers)
             front = disturbed
         else:
