@@ -33,6 +33,7 @@ from conewise.runs.reading import Reading
 from conewise.runs.run import Keep, Run, baseline
 from conewise.runs.splicing import SpliceStep, active, halves, splicing
 from conewise.status import status_line
+from conewise.surgery.module import ProgramModule
 from conewise.sweeps.batches import Base
 from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
@@ -240,6 +241,17 @@ class Model(Captured):
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})
         model.phases = doing.seconds()
         return model
+
+    def to_module(self) -> ProgramModule:
+        """What the model computes as an `nn.Module`, bit for bit: to be stored, trained or exported.
+
+        It has the weights that the program needs, by the names that they have in the model, and no others;
+        they are the model's own until one of the two is moved, copied or trained. It is called as the module
+        was, and returns what that returns. It draws no random numbers: dropout is off, as in the capture.
+        """
+        self.expect_program("make a module of this model")
+        self.weights.expect_captured()
+        return ProgramModule(self.program, self.signature)
 
     def active(
         self, name: str, run: Reading, *, top: int | None = None, pos: Index | None = None

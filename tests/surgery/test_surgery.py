@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,19 @@ import torch
 from torch import nn
 
 import conewise as cw
-from conewise.errors import ConewiseError, MissingSiteError, SurgeryError
+from conewise.errors import ConewiseError, FormatError, MissingSiteError, SurgeryError
 from conewise.model import Model
+from conewise.paper.theory.grafts import GraftAt, interleaved_cost
+from conewise.program.tensors import computing
+from conewise.program.walk import bitwise_same
+from conewise.reactive.gradients import gradients
+from conewise.runs.backward_cost import METRIC as OUTCOME
+from conewise.runs.backward_cost import reverse_graph
+from conewise.surgery.plan import measured
 from tests.runs.state import assert_untouched, state_of
-from tests.surgery.sequences import failures
+from tests.surgery.networks import NETWORKS, Bottleneck
+from tests.surgery.sequences import failures, programs_of
+from tests.surgery.sequences import plain as double
 from tests.sweeps import small
 
 METRIC = cw.logit_diff(answer=7, wrong=9)
@@ -123,8 +133,96 @@ def test_a_place_that_no_module_shows_is_operated_on_all_the_same() -> None:
         assert torch.equal(world.logits, operated.run(input_ids=ids).logits)
 
 
-def bad(surgery: cw.Surgery) -> Any:
-    return surgery.apply
+def test_a_surgery_is_saved_and_applied_to_another_model(tmp_path: Path) -> None:
+    block = nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 16, bias=False))
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    surgery = (
+        three_steps()
+        .graft(("mlp_out", 0), block, name="adapter")
+        .redefine("transformer.h.0.mlp.c_fc", weight=weight)
+        .prune(cw.site("post", layer=0, neuron=[1, 5]), value=0.25)
+        .prune(cw.site("post", layer=1, neuron=slice(0, 8)))
+    )
+    surgery.save(tmp_path)
+    again = cw.Surgery.load(tmp_path)
+    assert str(again) == str(surgery)
+    other, ids = small.model(seed=4), small.prompts(1, 2)
+    assert torch.equal(
+        again.apply(other).run(input_ids=ids).logits, surgery.apply(other).run(input_ids=ids).logits
+    )
+    with pytest.raises(SurgeryError, match="has no name that it could be imported by"):
+        cw.Surgery().graft(STREAM, lambda x: 2 * x).save(tmp_path)
+    (tmp_path / "surgery.json").write_text('{"version": 99, "steps": []}')
+    with pytest.raises(FormatError, match="another version"):
+        cw.Surgery.load(tmp_path)
+
+
+def test_the_plan_is_what_the_ledger_counts() -> None:
+    surgery = three_steps().graft(("mlp_out", 1), linear()).prune("transformer.h.1")
+    plan = surgery.plan(plain())
+    programs = programs_of(plain(), surgery.apply(plain()))
+    inputs = plain().signature.bind((), {"input_ids": small.prompts(1, 2)})
+    assert measured(programs, inputs) == (tuple(step.recomputed for step in plan.steps), plan.batched)
+    assert (plan.interleaved, plan.isolated, plan.batched) == (112, 110, 24)
+    assert plan.operations == (82, 44)
+    assert "grafts: an order costs" in str(plan)
+
+
+def test_grafts_cost_what_the_theorem_says_in_the_best_and_in_the_worst_order() -> None:
+    places = [("resid_post", 0), ("mlp_out", 1), ("attn_out", 0), ("resid_mid", 1)]
+    steps = cw.Surgery()
+    for place in places:
+        steps = steps.graft(place, linear())
+    plan = steps.plan(plain())
+    assert plan.orders is not None
+    assert (plan.orders.least, plan.orders.most) == (0, 6)
+    for which, most in (("best", plan.orders.least), ("worst", plan.orders.most)):
+        ordered = cw.Surgery(tuple(steps.steps[number] for number in plan.order(which)))
+        cost = ordered.plan(plain())
+        assert cost.overcount == most
+        assert (cost.batched, cost.isolated) == (plan.batched, plan.isolated)
+        sites = [plain().locate(place).node for place in places]
+        theorem = interleaved_cost(plain().graph, [GraftAt(one, 1) for one in sites], plan.order(which))
+        assert theorem.costs == tuple(step.recomputed for step in cost.steps)
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama", "gemma", "t5", "resnet"])
+def test_identity_blocks_leave_every_value_bit_for_bit(network: str) -> None:
+    """Exactness composes: after each of several grafts of identities, all values are what they were."""
+    case, model = NETWORKS[network], double(network)
+    given = case.example(4)
+    run = model.run(**given, keep="all")
+    made = model
+    for path in [one.format(layer) for one in case.outs for layer in range(case.layers)]:
+        block = Bottleneck(case.width, 1, case.dim)
+        with torch.no_grad():
+            block.up.zero_()
+        made = cw.Surgery().graft(path, block).apply(made)
+        after = made.run(**given, keep="all")
+        for name in model.program.record_of:
+            assert bitwise_same(run._values((name,))[0], after._values((name,))[0]), name
+
+
+def test_the_reverse_pass_of_an_operated_model_is_counted_as_the_theory_says() -> None:
+    """What a patch makes stale, forwards and backwards: by the theory, and by the ledger of a warm world."""
+    operated = three_steps().apply(plain())
+    run = operated.run(input_ids=small.prompts(1, 2))
+    places = [cw.site("z", layer=0), cw.site("mlp_out", layer=1), cw.site("graft.output")]
+    cost = run.backward_cost(METRIC, [[place] for place in places])
+    graph = reverse_graph(run._tape(), METRIC, run.inputs).graph
+    forward = set(graph.sites)
+    nodes = [operated.locate(place).node for place in places]
+    grads = gradients(graph, OUTCOME, nodes)
+    with computing(), cw.World(graph) as base:
+        base.demand((OUTCOME, *grads.values()))
+        for place, node in zip(places, nodes, strict=True):
+            with base.fork() as world:
+                world.patch(node, base.demand(node) * 1.25 + 0.125)
+                with world.ledger.interval() as ledger:
+                    world.demand((OUTCOME, *grads.values()))
+            again = sum(site in forward for site in ledger.recomputed)
+            found = cost[str(place)]
+            assert (again, len(ledger.recomputed) - again) == (found.forward, found.backward)
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from conewise.program.calls import Signature
 from conewise.program.lowering import WriteThrough
@@ -47,8 +50,15 @@ class Records:
         targets = [_name_of(record.target) for record in self.program.records]
         records = tuple(replace(record, target=_nothing) for record in self.program.records)
         sources = tuple(replace(source, value=_NOTHING) for source in self.program.sources)
-        bare = replace(self.program, records=records, sources=sources, sizes=self.program.sizes.copy())
-        return {"program": bare, "targets": targets, "signature": _plain(self.signature)}
+        spec = self.program.output_spec
+        numbered = tree_unflatten(list(range(spec.num_leaves)), spec)
+        bare = replace(self.program, records=records, sources=sources, output_spec=_NO_SPEC)
+        return {
+            "program": bare,
+            "targets": targets,
+            "returned": numbered,
+            "signature": _plain(self.signature),
+        }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         bare: Program = state["program"]
@@ -56,10 +66,14 @@ class Records:
             replace(record, target=_operation(target))
             for record, target in zip(bare.records, state["targets"], strict=True)
         )
-        self.program, self.signature = replace(bare, records=tuple(records)), state["signature"]
+        spec = tree_flatten(state["returned"])[1]
+        self.program = replace(bare, records=tuple(records), output_spec=spec)
+        self.signature = state["signature"]
 
 
 _NOTHING = torch.empty(0)
+_NO_SPEC: Any = None
+"""How outputs are nested is stored as an example: what torch has for it is not meant to be kept."""
 
 
 def _nothing() -> None:
@@ -95,6 +109,17 @@ def _operation(name: Sequence[Any]) -> Callable[..., Any]:
     return function
 
 
+def _with_arguments(module: ProgramModule, signature: inspect.Signature) -> MethodType:
+    """The forward of a module that runs records, with the arguments that the captured one takes."""
+
+    def forward(self: ProgramModule, *args: Any, **kwargs: Any) -> Any:
+        return self._records(self._weight, args, kwargs)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return MethodType(forward, module)
+
+
 class ProgramModule(nn.Module):
     """A captured program as a module: what it computes is what the model computed, bit for bit.
 
@@ -119,11 +144,15 @@ class ProgramModule(nn.Module):
                 owner.register_buffer(last, source.value)
             self._paths[source.name] = path
         self._records = Records(program, signature)
+        self.forward = _with_arguments(self, signature.forward)
         self.eval()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for these arguments."""
-        return self._records(self._weight, args, kwargs)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.forward = _with_arguments(self, self._records.signature.forward)
 
     def _weight(self, name: str) -> Tensor:
         owner, _, last = self._paths[name].rpartition(".")

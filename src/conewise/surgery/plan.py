@@ -85,9 +85,9 @@ class SurgeryPlan:
     """The costs of a surgery, each step followed by a demand of the outputs, or all of them by one.
 
     `interleaved` is the sum over the steps in their turn, `isolated` that over copies of the model,
-    `overcount` what the order costs beyond it. `batched` is one demand after all steps, in any order. `orders` are the
-    extremes over all orders of the steps that are grafts, `grafts`, by their numbers; None where two of them
-    are at one place. `operations` counts the records before and after.
+    `overcount` what the order costs beyond it. `batched` is one demand after all steps, in any order.
+    `orders` are the extremes over all orders of the steps that are grafts, `grafts`, by their numbers; None
+    where two of them are at one place. `operations` counts the records before and after.
     """
 
     steps: tuple[StepCost, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from conewise.arguments import checked
 from conewise.errors import SurgeryError
 from conewise.model import Model
 from conewise.runs.splicing import SpliceStep, halves
+from conewise.surgery.files import read, write
 from conewise.surgery.plan import SurgeryPlan, plan
 from conewise.surgery.steps import Graft, Prune, Redefine, Step, Weight
 
@@ -110,6 +112,15 @@ class Surgery:
         """
         model._capture_for(None)
         return plan(model, self.steps, self._telling)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the surgery: its steps as text, code by its name, weights in safetensors."""
+        write(self.steps, folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Surgery:
+        """Read a surgery that was saved. Code is imported by its name: load what you trust."""
+        return cls(read(folder))
 
     @contextmanager
     def _telling(self, number: int) -> Iterator[None]:

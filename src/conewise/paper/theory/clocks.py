@@ -464,7 +464,7 @@ class StackClock:
         return as_float(c * exact(count) + each * exact(amount), "the predicted time")
 
     def enough_worlds(self, node: Weight, share: Weight) -> int:
-        """With more worlds at once than that, stacks save less than `share` of the work.
+        """With more worlds at once than that, stacks of nested cones save less than `share` of the work.
 
         `node` is the work of one node in one world: see `saturating_worlds`.
         """

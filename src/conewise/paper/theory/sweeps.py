@@ -337,7 +337,7 @@ def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
 
     docs/beyond-the-paper.md#wavefront. A launch takes c, and a node u for each world: stacks of B worlds take
     at most c·W/B more than a single stack, which is at most `share` of the work u·W from B = c/(share·u) on.
-    It depends on neither the model nor the sweep.
+    That holds where cones are nested, in the order of depth, however deep and however many they are.
     """
     c, u = expect.weight(launch, "`launch`"), expect.weight(world, "`world`")
     part = expect.weight(share, "`share`")
