@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper.theory": {"errors", "reactive", "paper"},
     "paper.ops": {"errors", "reactive"},
     "models.tiny": set(),
+    "graph_sweep": {"errors", "arguments", "reactive", *ENGINE, "paper.theory"},
 }
 # From here on torch may be imported. Of these folders, a file may import any but those named as forbidden.
 WITH_TORCH = {

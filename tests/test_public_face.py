@@ -57,6 +57,7 @@ def test_the_public_names_are_these() -> None:
         "resample",
         "site",
         "sites",
+        "sweep",
         "tasks",
     }
 

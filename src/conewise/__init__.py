@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.circuit import evaluate_together as evaluate
     from conewise.errors import CaptureError, ConewiseError
+    from conewise.graph_sweep import sweep
     from conewise.jobs.processes import Processes
     from conewise.jobs.ray_workers import Ray
     from conewise.loading import load
@@ -88,36 +89,10 @@ __all__ = [
     "resample",
     "site",
     "sites",
+    "sweep",
     "tasks",
 ]
 
-_NAMES_BY_HOME = {
-    "anatomy.places": "Place site",
-    "anatomy.selectors": "cell cells pairs sites",
-    "attributing.approximation": "compare",
-    "circuits.circuit": "Circuit evaluate",
-    "errors": "CaptureError ConewiseError",
-    "jobs.processes": "Processes",
-    "jobs.ray_workers": "Ray",
-    "loading": "load",
-    "model": "Model capture",
-    "opening": "open",
-    "paper.ops": "ops",
-    "reactive.demand": "Plan",
-    "reactive.gradients": "gradients",
-    "reactive.graph": "Block Graft Graph Node block chain",
-    "reactive.ledger": "Ledger",
-    "reactive.world": "Event World",
-    "runs.dictionaries": "dictionary",
-    "runs.interventions": "add intervention masked mean noise resample",
-    "runs.metrics": "cross_entropy kl_to logit logit_diff metric prob",
-    "runs.run": "Run",
-    "surgery.surgery": "Surgery",
-    "sweeps.planning.plan": "SweepPlan",
-    "sweeps.result": "Result",
-    "sweeps.sweep": "Sweep",
-    "text.tasks": "tasks",
-}
 _HOMES = {name: f"conewise.{home}" for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 
 _MODULES = frozenset({"ops", "tasks"})

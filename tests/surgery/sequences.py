@@ -153,7 +153,7 @@ class Sequence:
         return model, done
 
 
-GONE = ("was pruned", "was redefined", "nothing reads", "no weight")
+GONE = ("was pruned", "was redefined", "nothing reads", "nothing that it reads", "no weight")
 
 
 def drawn(name: str, seed: int) -> Sequence:

@@ -68,7 +68,7 @@ def test_it_is_trained() -> None:
         found = module(input_ids=ids).logits
         loss = nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] / 2

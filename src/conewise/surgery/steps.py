@@ -95,6 +95,7 @@ class _Operation:
         self.own: list[Site] = []
         self.at: str | tuple[str, tuple[str, ...]] | None = None
         self.replaced: tuple[str, ...] = ()
+        self.reread: tuple[str, str] | None = None
 
     def act(self, name: str, block: nn.Module, hook: Hook | None) -> None:
         """Let a block act at a hook of the copy; where there is none, it is held for the records."""
@@ -105,7 +106,11 @@ class _Operation:
         """The step's result. Where no module shows its place, the copy computes the records."""
         program = self.insertion.finish(self.renamed, is_hooked=self.is_hooked, without=self.without)
         inner = tuple(f"{path}." for path in self.replaced)
-        ports = tuple(port for port in program.ports if not inner or not port.call.path.startswith(inner))
+        ports = tuple(
+            self._reread(program, port)
+            for port in program.ports
+            if not inner or not port.call.path.startswith(inner)
+        )
         program = replace(program, module_name=_named(self.model, name), ports=ports)
         try:
             module = sharing(self.model.module)
@@ -127,6 +132,19 @@ class _Operation:
             self.reasons,
             self.at,
         )
+
+    def _reread(self, program: Program, port: ModulePort) -> ModulePort:
+        """A call of a module, with what it reads since a graft on an edge."""
+        old, new = self.reread or ("", "")
+        if old not in port.inputs or port.type_name == "Grafted":
+            return port
+        still, instead = (
+            any(port.call in one.modules for one in program.readers[name]) for name in (old, new)
+        )
+        names = (
+            n for name in port.inputs for n in ((old,) * still + (new,) * instead if name == old else (name,))
+        )
+        return replace(port, inputs=tuple(names))
 
     def _final(self, name: str) -> str:
         while name in self.renamed:
@@ -223,7 +241,7 @@ class Prune(Step):
             ]
             insertion.note(insertion.like(node, output, _aten.repeat.default, (Ref(given), sizes), under))
         else:
-            at = source(Source("mask", block.mask, is_parameter=False))
+            at = source(Source("mask", mask, is_parameter=False))
             insertion.note(
                 insertion.like(node, output, _aten.where.self, (Ref(at), Ref(given), Ref(node)), under)
             )
@@ -386,7 +404,7 @@ class Graft(Step):
                 record = operation.program.record_of[reader]
                 operation.without.add(reader)
                 insertion.note(reading(record, {node: output}))
-            operation.at = node, tuple(readers)
+            operation.at, operation.reread = (node, tuple(readers)), (node, output)
         return output
 
 

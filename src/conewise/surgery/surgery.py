@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from conewise.anatomy.places import Place, PlaceLike, Places, as_place
+from conewise.anatomy.places import PlaceLike, Places, as_place
 from conewise.arguments import checked
 from conewise.errors import SurgeryError
 from conewise.model import Model
@@ -53,9 +53,8 @@ class Surgery:
         `at` is a site, or an edge: a site, and who reads it there, as a module's path or a site. The
         block's module and its sites, `name.input` and `name.output`, are found by the `name`.
         """
-        match at:
-            case (u, str() | Place() | tuple() as reader):
-                return self._with(Graft(as_place(u), block, as_place(reader), name))
+        if isinstance(at, tuple) and len(at) == 2 and not isinstance(at[1], int):
+            return self._with(Graft(as_place(at[0]), block, as_place(at[1]), name))
         return self._with(Graft(as_place(at), block, None, name))
 
     def redefine(
