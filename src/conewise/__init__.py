@@ -93,6 +93,34 @@ __all__ = [
     "tasks",
 ]
 
+_NAMES_BY_HOME = {
+    "anatomy.places": "Place site",
+    "anatomy.selectors": "cell cells pairs sites",
+    "attributing.approximation": "compare",
+    "circuits.circuit": "Circuit evaluate",
+    "errors": "CaptureError ConewiseError",
+    "graph_sweep": "sweep",
+    "jobs.processes": "Processes",
+    "jobs.ray_workers": "Ray",
+    "loading": "load",
+    "model": "Model capture",
+    "opening": "open",
+    "paper.ops": "ops",
+    "reactive.demand": "Plan",
+    "reactive.gradients": "gradients",
+    "reactive.graph": "Block Graft Graph Node block chain",
+    "reactive.ledger": "Ledger",
+    "reactive.world": "Event World",
+    "runs.dictionaries": "dictionary",
+    "runs.interventions": "add intervention masked mean noise resample",
+    "runs.metrics": "cross_entropy kl_to logit logit_diff metric prob",
+    "runs.run": "Run",
+    "surgery.surgery": "Surgery",
+    "sweeps.planning.plan": "SweepPlan",
+    "sweeps.result": "Result",
+    "sweeps.sweep": "Sweep",
+    "text.tasks": "tasks",
+}
 _HOMES = {name: f"conewise.{home}" for home, names in _NAMES_BY_HOME.items() for name in names.split()}
 
 _MODULES = frozenset({"ops", "tasks"})
