@@ -29,6 +29,7 @@ from conewise.runs.captured import Captured
 from conewise.runs.gradients import Branch, Recorded
 from conewise.sweeps.execution.batch import edge_stacks
 from conewise.sweeps.planning.layout import repeated
+from conewise.sweeps.planning.planner import keep
 
 Site = tuple[str, int | None, str]
 
@@ -168,20 +169,19 @@ class EdgeTable:
 
 
 def edge_table(model: Captured, cells: tuple[Cell, ...]) -> EdgeTable:
-    """The table of these cells, which is kept while the cells are: a new pair of prompts finds it."""
-    kept: OrderedDict[int, EdgeTable] = vars(model).setdefault(_TABLES, OrderedDict())
-    found = kept.get(id(cells))
-    if found is None or found.cells is not cells:
-        found = kept[id(cells)] = EdgeTable(model, cells)
-        while len(kept) > KEPT:
-            kept.popitem(last=False)
+    """Return the table of these cells, which is kept while the cells are: a new pair of prompts finds it."""
+    found = known_table(model, cells)
+    if found is None:
+        found = EdgeTable(model, cells)
+        keep(vars(model)[_TABLES], id(cells), found, KEPT)
     return found
 
 
-def is_known(model: Captured, cells: tuple[Cell, ...]) -> bool:
-    """Return True if a table of these cells is kept."""
-    found = vars(model).get(_TABLES, {}).get(id(cells))
-    return found is not None and found.cells is cells
+def known_table(model: Captured, cells: tuple[Cell, ...]) -> EdgeTable | None:
+    """Return the table of these cells if it is kept."""
+    kept: OrderedDict[int, EdgeTable] = vars(model).setdefault(_TABLES, OrderedDict())
+    found = kept.get(id(cells))
+    return found if found is not None and found.cells is cells else None
 
 
 def _site(place: Place) -> Site:

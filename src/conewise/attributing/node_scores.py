@@ -329,17 +329,14 @@ class StarCells:
             else:
                 others.append(place)
         for z, places in by_attention.items():
-            self._expect_result(Place(*z), places)
+            try:
+                self.model.locate(Place(*z))
+            except MissingSiteError as error:
+                raise GradientError(
+                    f"{places[0]} goes through a softmax, whose result is not known here: {error}"
+                ) from error
             self.softmaxed.append(Softmaxed(number, Place(*z), tuple(places)))
         return Cell(tuple(others), cell.selector, cell.at) if others else None
-
-    def _expect_result(self, z: Place, places: Sequence[Place]) -> None:
-        try:
-            self.model.locate(z)
-        except MissingSiteError as error:
-            raise GradientError(
-                f"{places[0]} goes through a softmax, whose result is not known here: {error}"
-            ) from error
 
     def computed_for(self, one: Softmaxed) -> int:
         """Return the number of nodes that are computed to know z where these places are patched."""

@@ -16,7 +16,7 @@ from conewise.attributing.edge_scores import (
     eap_activations,
     eap_inputs,
     edge_table,
-    is_known,
+    known_table,
     lines,
     relp_edges,
 )
@@ -90,10 +90,9 @@ class Method:
 
     def cells(self, model: Captured, cells: tuple[Cell, ...]) -> Cells:
         """The cells as it reads them. Raises SweepError for a kind of cells that it does not attribute to."""
-        if is_known(model, cells) and self.of_edges is not None:
-            return edge_table(model, cells)
-        are_edges = self._are_edges(cells)
-        return edge_table(model, cells) if are_edges else PatchedSites(model, cells)
+        if self.of_edges is not None and (known := known_table(model, cells)) is not None:
+            return known
+        return edge_table(model, cells) if self._are_edges(cells) else PatchedSites(model, cells)
 
     def _are_edges(self, cells: Sequence[Cell]) -> bool:
         for cell in cells:

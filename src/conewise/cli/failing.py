@@ -53,8 +53,8 @@ class Commands(TyperGroup):
             _say(f"error: {error.message(as_option)}", *getattr(error, "__notes__", ()))
             raise typer.Exit(USAGE) from None
         except Exception as error:
-            if _is_click(error):
-                raise
+            if {"ClickException", "Exit", "Abort"} & {cls.__name__ for cls in type(error).__mro__}:
+                raise  # the parser shows it itself
             if ctx.params.get("debug"):
                 traceback.print_exc()
             if is_out_of_memory(error):
@@ -130,12 +130,6 @@ def as_option(argument: Argument) -> str:
     option = f"--{name}"
     is_flag = argument.value is None or argument.value is True
     return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
-
-
-def _is_click(error: Exception) -> bool:
-    """True if the parser raised it: usage errors and exits, which it shows itself."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"ClickException", "Exit", "Abort"})
 
 
 def _say(*lines: str) -> None:

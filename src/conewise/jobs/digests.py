@@ -154,8 +154,11 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what a stored run goes on with: versions, settings and hardware."""
+    # Releases of one series, 0.1 of 0.1.3, go on with each other's stores: they compute the same bits. Others,
+    # as 0.2.0.dev1, are by themselves.
+    series = re.fullmatch(r"(\d+\.\d+)\.\d+", __version__)
     return {
-        "conewise": _series(__version__),
+        "conewise": __version__ if series is None else series[1],
         "python": ".".join(platform.python_version_tuple()[:2]),
         **numerics(device),
     }
@@ -175,15 +178,6 @@ def numerics(device: torch.device) -> dict[str, Any]:
     else:
         found["processor"] = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
     return found
-
-
-def _series(version: str) -> str:
-    """The releases of which each goes on with the stores of the others: 0.1 for 0.1.3.
-
-    They compute the same bits. What is no release, as 0.2.0.dev1, is by itself.
-    """
-    found = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
-    return version if found is None else found[1]
 
 
 def memory_held(device: torch.device) -> int:

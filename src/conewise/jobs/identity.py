@@ -136,7 +136,7 @@ class Walk:
 
     def __init__(self, above: Mapping[int, str] | None = None, where: tuple[str, ...] = ()) -> None:
         self._seen = dict(above or {})
-        self._kept: list[object] = []  # a freed object would leave its id to the next one
+        self.kept: list[object] = []  # a freed object would leave its id to the next one
         self._stack: dict[int, str] = dict(above or {})
         self._where = list(where)
 
@@ -160,11 +160,7 @@ class Walk:
     def enter(self, value: object, here: str) -> None:
         """Note where a value is met: it may contain itself."""
         self._seen[id(value)] = self._stack[id(value)] = here
-        self._kept.append(value)
-
-    def keep(self, value: object) -> None:
-        """Keep a value that was made for the walk alive until the walk ends."""
-        self._kept.append(value)
+        self.kept.append(value)
 
     def at(self, name: str, value: object) -> str:
         """Return the identity of a value that the current one has under a name."""
@@ -402,7 +398,7 @@ def _reduced(walk: Walk, value: Any) -> str:
     function, arguments, *rest = found
     state, items, pairs = [*rest, None, None, None][:3]
     listed = (function, arguments, state, list(items or ()), [list(pair) for pair in pairs or ()])
-    walk.keep(listed)
+    walk.kept.append(listed)
     return walk.at("state", listed)
 
 

@@ -190,7 +190,14 @@ class FleetForward:
             return len(found[share.first])
 
         own = FleetLedger()
-        run_shares(shares, self._crew, _worlds_of, done, lambda share, why: failed.append((share, why)), own)
+        run_shares(
+            shares,
+            self._crew,
+            lambda share: (share.first, share.worlds or 0),
+            done,
+            lambda share, why: failed.append((share, why)),
+            own,
+        )
         self.ledger.add(own)
         if failed:
             share, why = failed[0]
@@ -205,8 +212,3 @@ def cuts(worlds: int, workers: int, most: int | None = None) -> list[tuple[int, 
     parts = min(worlds, max(workers, -(-worlds // most) if most else 0))
     ends = [worlds * (part + 1) // parts for part in range(parts)]
     return [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
-
-
-def _worlds_of(share: Share) -> tuple[int, int]:
-    assert share.worlds is not None
-    return share.first, share.worlds

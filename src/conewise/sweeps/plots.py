@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from conewise.anatomy.selectors import Spread
 from conewise.extras import needs
@@ -117,12 +116,14 @@ def _panel(
     ]
     laid = panel(part, tokens)
     if len(part.axes) < 2 and not part.ends and part.axes != ("edge",):
+        # Pale bars are seen by their outline; of many thin ones it would be all that is seen.
+        outline = {"color": "#8a8f98", "width": 1 if len(effects) <= FEW_BARS else 0}
         bars = go.Bar(
             x=laid.columns,
             y=effects,
             customdata=told,
             hovertemplate=HOVER,
-            marker={"color": effects, "coloraxis": "coloraxis", "line": _outline(len(effects))},
+            marker={"color": effects, "coloraxis": "coloraxis", "line": outline},
         )
         drawn.add_trace(bars, row=1, col=column)
         drawn.update_xaxes(title_text=laid.column_title, type="category", row=1, col=column)
@@ -142,8 +143,3 @@ def _panel(
     across, down = ({"title_text": one} if one else {} for one in (laid.column_title, laid.row_title))
     drawn.update_xaxes(**across, type="category", row=1, col=column)
     drawn.update_yaxes(**down, type="category", autorange="reversed", row=1, col=column)
-
-
-def _outline(bars: int) -> dict[str, Any]:
-    """Pale bars are seen by it; of many thin ones it would be all that is seen."""
-    return {"color": "#8a8f98", "width": 1 if bars <= FEW_BARS else 0}

@@ -329,11 +329,9 @@ class Sweep(Runnable[Result]):
                 cut=cut,
             )
         seconds = calibration_of(self.model).seconds(plan.evaluator, plan.launches, plan.flops)
-        return replace(plan, seconds=seconds, spec=Lazy(self._plain_spec), sweep=self)
-
-    def _plain_spec(self) -> dict[str, Any]:
-        given = self._batches.all_given()
-        return plain_spec(self.model.name, self.selectors, self.metrics, self.precision, given, self.own)
+        own = self.model.name, self.selectors, self.metrics, self.precision
+        spec = Lazy(lambda: plain_spec(*own, self._batches.all_given(), self.own))
+        return replace(plan, seconds=seconds, spec=spec, sweep=self)
 
     # -- run ---------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from conewise.cli.output import expect_writable, plan_json, print_as_json, print
 from conewise.files import is_there
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    pass
 
 REPORT_HELP = """Make a page of a run that was kept with --out or `result.save`: one file, without a network.
 
@@ -149,7 +148,11 @@ def reproduce(
     ) as progress:
         for name in names:
             bar = progress.add_task(name)
-            results.append(run(name, partial(_advance, progress, bar)))
+
+            def advance(done: int, total: int, bar: TaskID = bar) -> None:
+                progress.update(bar, completed=done, total=total)
+
+            results.append(run(name, advance))
 
     if json:
         print_as_json(page.as_dict(results))
@@ -185,7 +188,3 @@ def _expect_ours(folder: Path) -> None:
             f"--out {folder} holds {found}, which `conewise reproduce` did not write; it was left as it "
             "is. Name another folder."
         )
-
-
-def _advance(progress: Progress, bar: TaskID, done: int, total: int) -> None:
-    progress.update(bar, completed=done, total=total)

@@ -138,11 +138,12 @@ class Wavefront:
             return rise, place, None, 0, None, put, drop
         rule = self._rule(step)
         if not step.align.is_nothing:
-            rule = self._then_aligned(rule, step)
-        return rise, place, rule, *self._operands(step, at), put, drop
+            plain = rule
 
-    def _then_aligned(self, rule: Rule, step: Step) -> Rule:
-        return lambda *operands: self._aligned(step.node, rule(*operands), step.align, step.rows)
+            def rule(*operands: Any) -> Any:
+                return self._aligned(step.node, plain(*operands), step.align, step.rows)
+
+        return rise, place, rule, *self._operands(step, at), put, drop
 
     def _operands(self, step: Step, at: ReadyPass) -> tuple[int, Operands | None]:
         """Return what reads all inputs of a step; or the place of its one input, and None."""

@@ -48,11 +48,6 @@ class _Finding:
     holds_elsewhere: bool = True
     questions: dict[int, bool] = field(default_factory=dict)
 
-    def rest_on(self, other: _Finding) -> None:
-        """Say that this one was found by another."""
-        self.questions |= other.questions
-        self.holds_elsewhere = self.holds_elsewhere and other.holds_elsewhere
-
 
 class _Findings:
     """The findings about a program along one dimension, and all questions that were asked, by number.
@@ -117,8 +112,10 @@ class Independence:
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._kept(name) or self._new(name)
-        if self._asked:
-            self._asked[-1].rest_on(found)
+        if self._asked:  # that one rests on this one
+            asked = self._asked[-1]
+            asked.questions |= found.questions
+            asked.holds_elsewhere = asked.holds_elsewhere and found.holds_elsewhere
         return found.answer
 
     def _kept(self, name: str) -> _Finding | None:

@@ -443,16 +443,11 @@ class ReaderWork:
         return self.bytes * min(writers, self.at_once)
 
 
-def reader_nodes(graph: Graph, entry: str, sites: Sequence[str]) -> tuple[str, ...]:
-    """The nodes between an entry and sites of its readers, the sites included, in order."""
-    table, start = graph.table, graph.number(entry)
-    wanted = table.support(graph.numbers(sites), (start,)) & table.cone((start,))
-    return tuple(graph.name(number) for number in sorted(wanted, key=table.labels.__getitem__))
-
-
 def reader_work(graph: Graph, entry: str, site: str, bytes_of: Callable[[str], int]) -> ReaderWork:
     """Return the work of one writer's edge into a site; `bytes_of` gives the bytes of a node's value."""
-    nodes = reader_nodes(graph, entry, (site,))
+    table, start = graph.table, graph.number(entry)
+    between = table.support(graph.numbers((site,)), (start,)) & table.cone((start,))
+    nodes = tuple(graph.name(number) for number in sorted(between, key=table.labels.__getitem__))
     return ReaderWork(nodes, sum(map(bytes_of, (entry, *nodes))))
 
 
