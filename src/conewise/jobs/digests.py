@@ -154,8 +154,8 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what a stored run goes on with: versions, settings and hardware."""
-    # Releases of one series, 0.1 of 0.1.3, go on with each other's stores: they compute the same bits. Others,
-    # as 0.2.0.dev1, are by themselves.
+    # Releases of one series, 0.1 of 0.1.3, go on with the stores of each other: they compute the same bits.
+    # What is no release, as 0.2.0.dev1, is by itself.
     series = re.fullmatch(r"(\d+\.\d+)\.\d+", __version__)
     return {
         "conewise": __version__ if series is None else series[1],

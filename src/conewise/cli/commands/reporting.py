@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -149,7 +149,7 @@ def reproduce(
         for name in names:
             bar = progress.add_task(name)
 
-            def advance(done: int, total: int, bar: TaskID = bar) -> None:
+            def advance(done: int, total: int, bar: Any = bar) -> None:
                 progress.update(bar, completed=done, total=total)
 
             results.append(run(name, advance))
