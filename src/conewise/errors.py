@@ -501,12 +501,18 @@ class UnknownExperimentError(ConewiseError, ValueError):
         )
 
 
-def nearest_names(name: str, known: Collection[str]) -> tuple[str, ...]:
+def nearest_names(name: str, known: Collection[str], cutoff: float = 0.5) -> tuple[str, ...]:
     """Up to three of `known` that look like `name`. Large graphs are narrowed down by length first."""
     if len(known) > 20_000:
         similar = (other for other in known if abs(len(other) - len(name)) <= 1)
         known = list(itertools.islice(similar, 20_000))
-    return tuple(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
+    return tuple(difflib.get_close_matches(name, known, n=3, cutoff=cutoff))
+
+
+def nearest(name: str, known: Collection[str], cutoff: float = 0.5) -> str:
+    """The end of a message about a name that is not there: the names like it, or nothing."""
+    near = nearest_names(name, known, cutoff)
+    return f" Nearest: {', '.join(near)}." if near else ""
 
 
 def warn(message: str | Warning, category: type[Warning] | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
 from conewise.anatomy.places import Index, PlaceLike, as_place
-from conewise.anatomy.selectors import SelectorLike, with_named
+from conewise.anatomy.selectors import SelectorLike
 from conewise.arguments import Samples, checked, expect
 from conewise.attributing.attribution import attribute
 from conewise.checks.verify import Verification, verify
@@ -32,6 +32,7 @@ from conewise.runs.inputs import is_text, token_rows, tokens_of
 from conewise.runs.reading import Reading
 from conewise.runs.run import Keep, Run, baseline
 from conewise.runs.splicing import SpliceStep, active, halves, splicing
+from conewise.runs.spreading import with_named
 from conewise.status import status_line
 from conewise.surgery.module import ProgramModule
 from conewise.sweeps.batches import Base
@@ -151,8 +152,9 @@ class Model(Captured):
         reader live.
         """
         self._capture_for(base)
-        chosen = with_named(sites, self.components, self.locate, self.each_call)
-        return Sweep(self, chosen, base=base, source=source, metric=metric, precision=precision)
+        return Sweep(
+            self, with_named(sites, self), base=base, source=source, metric=metric, precision=precision
+        )
 
     ask = ask
     attribute = attribute

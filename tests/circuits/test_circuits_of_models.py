@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.forwards import graph_of
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import ArgumentError, CircuitError, NoEffectWarning, SweepError
 from conewise.model import Model
 from conewise.report.document import number
@@ -27,7 +27,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES)
 def test_the_graph_of_a_model_is_the_one_that_people_know(name: str, shape: dict[str, Any]) -> None:
-    assert graph_of(model_of(name)) == graph(2, 4, width=64, **shape)
+    assert edge_facts(model_of(name)).graph == graph(2, 4, width=64, **shape)
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES)

@@ -7,9 +7,9 @@ import pytest
 
 import conewise as cw
 from conewise.circuits.forwards import FollowingForward, WorldsPart
-from conewise.circuits.masked_forward import Ablated, Forward, Mask, MaskedForward
+from conewise.circuits.masked_forward import Ablated, Forward, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
-from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.replaced_parts import Mask, edge_facts
 from tests.circuits.small_models import Small, small
 
 METRIC = cw.logit_diff(answer=3, wrong=5)

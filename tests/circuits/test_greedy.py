@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conewise.circuits.greedy import Candidate, Greedy, Mask, Verdict
+from conewise.circuits.greedy import Candidate, Greedy, Verdict
+from conewise.circuits.replaced_parts import Mask
 
 READERS, WRITERS = 3, 14
 LINE = [Candidate(r, w) for r in reversed(range(READERS)) for w in reversed(range(WRITERS))]

@@ -20,12 +20,12 @@ import typer
 
 import conewise
 from conewise import model
-from conewise.checks.recheck import CellCheck
 from conewise.checks.verify import Verification
 from conewise.cli.app import app
 from conewise.cli.commands.schemas import COMMANDS
 from conewise.cli.failing import as_option
 from conewise.errors import Argument, SweepError
+from conewise.sweeps.storage.result_data import CellCheck
 from conewise.text.prompts import Pair
 from conewise.text.questions import Question
 from tests.cli.captured_once import captured_once

@@ -14,7 +14,8 @@ import torch
 
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.forwards import Asked
-from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.replaced_parts import Mask
 from conewise.jobs.pool import Pool, WorkerSeat
 from conewise.jobs.scheduling import DIED, MEMORY, OWN, Done, Failed, FleetLedger, Share
 from conewise.jobs.search_job import FleetForward, WorldsJob

@@ -18,7 +18,6 @@ from plotly.offline import get_plotlyjs
 
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Cell, Spread
-from conewise.checks.recheck import CellCheck
 from conewise.errors import ConewiseError, SweepError
 from conewise.report import page as packing
 from conewise.report.document import inert, number
@@ -27,6 +26,7 @@ from conewise.report.page import MISSING, heading, packed, sweep_page, write_pag
 from conewise.report.sent import SentPart
 from conewise.report.story import Story, TokenizedPair
 from conewise.sweeps.result import Result
+from conewise.sweeps.storage.result_data import CellCheck
 from tests.report.swept import HOSTILE, swept
 
 

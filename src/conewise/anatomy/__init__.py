@@ -1,1 +1,1 @@
-"""What a program contains: attention, the residual stream, components, axes; and names for them."""
+"""The parts of a program: attention, the residual stream, components, axes; and names for them."""

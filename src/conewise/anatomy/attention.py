@@ -205,7 +205,7 @@ class AttentionSizes:
 
 
 def attention_sizes(wiring: Wiring) -> Iterator[AttentionSizes]:
-    """What each attention of the program does along the sizes that vary."""
+    """Yield what each attention of the program does along the sizes that vary."""
     for record in wiring.program.records:
         if record.op == ATTENTION:
             query, key = (wiring.shape(arg.name) or () for arg in record.args[:2])
@@ -417,7 +417,7 @@ def _packs_positions(view: View) -> bool:
 
 
 def _rotated(wiring: Wiring, side: tuple[str, Axes | None], heads: object) -> Activation | None:
-    """What enters the scores: after norms and rotary embedding, keys before they are repeated."""
+    """Find what enters the scores: after norms and rotary embedding, keys before they are repeated."""
     name, axes = side
     while axes is not None:
         record = wiring.records.get(name)

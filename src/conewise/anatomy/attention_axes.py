@@ -1,4 +1,4 @@
-"""What the dimensions of an attention's operands are: batch, heads, positions, features, and what is folded.
+"""The dimensions of an attention's operands: batch, heads, positions, features, and what is folded.
 
 Axes are followed from the products back to the projections.
 """
@@ -128,7 +128,7 @@ def _with_fold(wiring: Wiring, name: str, axes: Axes) -> Axes:
 
 
 def heads_beside_positions(wiring: Wiring, query: Operand, key: Operand) -> int:
-    """How many heads share a dimension with positions, [batch, pos·head, d_head]; 1 where none do.
+    """Count the heads that share a dimension with positions, [batch, pos·head, d_head]; 1 where none do.
 
     There are so many times more rows of queries than of keys then, and in the projection that the queries
     come from, what is left of the rows lies beside the features.
@@ -210,7 +210,7 @@ def axes_above(wiring: Wiring, start: str, axes: Axes) -> dict[str, Axes]:
 
 
 def through_layout(wiring: Wiring, name: str, axes: Axes | None) -> Iterator[tuple[Record, Axes | None]]:
-    """What reads a value, rearranged or not, and the axes of what it reads then."""
+    """Yield the records that read a value, rearranged or not, and the axes of what they read then."""
     queue = [(name, axes)]
     while queue:
         current, known = queue.pop()

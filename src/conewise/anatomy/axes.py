@@ -168,7 +168,7 @@ def resolved(axes: Sequence[str], selection: Selection, shape: Sequence[int]) ->
 
 
 def selected(part: int | slice | Sequence[int], size: int) -> int:
-    """How many entries of an axis of this size a selection means."""
+    """Count the entries of an axis of this size that a selection means."""
     if isinstance(part, slice):
         return len(range(*part.indices(size)))
     return len(part) if isinstance(part, Sequence) else 1

@@ -16,7 +16,7 @@ from conewise.anatomy.positionwise import is_light
 from conewise.anatomy.residual import Stream
 from conewise.anatomy.residual_names import Layer
 from conewise.anatomy.wiring import Wiring
-from conewise.errors import EdgeError, nearest_names, write
+from conewise.errors import EdgeError, nearest, write
 from conewise.program.records import Program, Ref
 from conewise.program.walk import field_names
 
@@ -409,8 +409,5 @@ def _heads(view: View) -> int:
 
 
 def _unknown(what: str, name: str, known: Collection[str], forms: str) -> EdgeError:
-    near = nearest_names(name, known)
-    nearest = f" Nearest: {', '.join(near)}." if near else ""
-    return EdgeError(
-        f"no {what} {name!r} among the {len(known)} of this model.{nearest} They look like {forms}."
-    )
+    here = f"among the {len(known)} of this model"
+    return EdgeError(f"no {what} {name!r} {here}.{nearest(name, known)} They look like {forms}.")

@@ -1,4 +1,4 @@
-"""What the dimensions of a program's inputs mean: along which its prompts lie, along which its positions.
+"""The meaning of the dimensions of a program's inputs: along which prompts lie, and along which positions.
 
 The index of a dimension does not say it. The program does: attention computes each prompt by itself and mixes
 positions, and so do recurrent layers. Sites, layouts, regions and metrics all ask here.
@@ -68,7 +68,7 @@ def find_dimensions(
     module: Any,
     batch_dim: Any = None,
 ) -> Dimensions:
-    """Which sizes are the batch's, and which are positions'.
+    """Find the sizes that are the batch's, and those that are positions'.
 
     `batch_dim` says which dimension of the inputs is the batch; None leaves it to the program. There,
     dimension 0 is the batch unless the program shows that it is not: then another one is, if that is
@@ -166,7 +166,7 @@ def _conventional(
 
 
 def _score(votes: Sequence[AttentionSizes]) -> Counter[str]:
-    """How many attentions compute along a size independently, less how many mix it."""
+    """Count the attentions that compute along a size independently, less those that mix it."""
     score = Counter[str]()
     for vote in votes:
         score.update(dict.fromkeys(vote.independent - vote.mixed, 1))

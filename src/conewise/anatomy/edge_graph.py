@@ -15,7 +15,7 @@ import numpy as np
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.places import component_name
-from conewise.errors import CircuitError, nearest_names
+from conewise.errors import CircuitError, nearest
 
 ARROW = "->"
 
@@ -91,6 +91,18 @@ class EdgeGraph:
         return int(self.starts[-1])
 
     @cached_property
+    def there(self) -> np.ndarray:
+        """[reader, writer], True where the one reads the other."""
+        found: np.ndarray = np.arange(len(self.writers)) < np.diff(self.starts)[:, None]
+        return found
+
+    def all_but(self, numbers: np.ndarray) -> np.ndarray:
+        """[reader, writer], True for every edge but those of these numbers."""
+        found = self.there.copy()
+        found[self.edge_readers[numbers], self.edge_writers[numbers]] = False
+        return found
+
+    @cached_property
     def edges(self) -> tuple[str, ...]:
         """The names of all edges, by number."""
         return tuple(
@@ -145,11 +157,11 @@ class EdgeGraph:
         if not arrow:
             return f"{edge!r} is no edge {here}: an edge is written 'a0.h1->m2', writer, arrow, reader."
         if writer not in self._writers:
-            return f"no edge {edge!r} {here}: no writer {writer!r}.{_nearest(writer, self._writers)}"
+            return f"no edge {edge!r} {here}: no writer {writer!r}.{nearest(writer, self._writers)}"
         if reader.partition("@")[0] in self._readers and "@" in reader:
             return f"{edge!r} is an edge at one position, and this graph has edges at all positions."
         if reader not in self._readers:
-            return f"no edge {edge!r} {here}: no reader {reader!r}.{_nearest(reader, self._readers)}"
+            return f"no edge {edge!r} {here}: no reader {reader!r}.{nearest(reader, self._readers)}"
         reads = self.readers[self._readers[reader]].writers
         last = f", the last of them {self.writers[reads - 1].name}" if reads else ""
         return (
@@ -209,7 +221,7 @@ class EdgeGraph:
         """The number of a writer by its name. Raises CircuitError, which says what is near."""
         if name not in self._writers:
             raise CircuitError(
-                f"no writer {name!r} in this graph of {len(self.writers)}.{_nearest(name, self._writers)}"
+                f"no writer {name!r} in this graph of {len(self.writers)}.{nearest(name, self._writers)}"
             )
         return self._writers[name]
 
@@ -217,8 +229,3 @@ class EdgeGraph:
         return (
             f"EdgeGraph of {len(self.writers)} writers, {len(self.readers)} readers and {self.count:,} edges"
         )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = nearest_names(name, list(known))
-    return f" Nearest: {', '.join(near)}." if near else ""

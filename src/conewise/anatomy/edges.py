@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from conewise.anatomy.components import Components, Reader, Writer
-from conewise.anatomy.places import EdgePlace, Index, Place, as_numbers, component_name, edge_name
+from conewise.anatomy.places import EdgePlace, Index, as_numbers, component_name, edge_name
 from conewise.arguments import has_items
-from conewise.errors import EdgeError
+from conewise.errors import EdgeError, nearest
 from conewise.extras import needs
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 8
-"""How many edges of a table are printed."""
+"""The number of edges of a table that are printed."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,9 +64,7 @@ class Edges:
         wanted = [edge_name(str(one)) if one not in numbers else one for one in wanted]
         for name in wanted:
             if name not in numbers:
-                near = difflib.get_close_matches(str(name), numbers, n=3, cutoff=0.5)
-                nearest = f" Nearest: {', '.join(near)}." if near else ""
-                raise EdgeError(f"no edge {name!r} among these {len(self)}.{nearest}")
+                raise EdgeError(f"no edge {name!r} among these {len(self)}.{nearest(str(name), numbers)}")
         return self._picked([numbers[name] for name in wanted])
 
     def __add__(self, other: object) -> Edges:
@@ -135,12 +132,18 @@ def as_positions(pos: object) -> tuple[int, ...]:
     return numbers
 
 
-def place_of(reader: Reader) -> Place:
-    """The place of a model at which a reader is patched."""
-    part: dict[str, Index] = {}
-    if reader.axis is not None and reader.head is not None:
-        part[reader.axis] = reader.head
-    return Place(*reader.site, MappingProxyType(part))
+def part_of(reader: Reader) -> Mapping[str, Index]:
+    """The part of a reader's site that is the reader: its head, or all."""
+    is_all = reader.axis is None or reader.head is None
+    return MappingProxyType({} if is_all else {reader.axis: reader.head})  # type: ignore[dict-item]
+
+
+def edge_place(
+    writer: Writer, reader: Reader, part: Mapping[str, Index], end: str = "", live: str = ""
+) -> EdgePlace:
+    """The place of an edge; `end` is what its name has behind those of writer and reader."""
+    name = f"{writer.name}->{reader.name}{end}"
+    return EdgePlace(*reader.site, part, name, writer.number, reader.entry, live)
 
 
 def edges_of(components: Components, pos: Sequence[int] | None = None) -> Edges:
@@ -149,25 +152,20 @@ def edges_of(components: Components, pos: Sequence[int] | None = None) -> Edges:
     writers: list[str] = []
     readers: list[str] = []
     for reader in components.readers:
-        place = place_of(reader)
-        ways: list[tuple[str, dict[str, Index]]] = [("", {})]
+        part = part_of(reader)
+        parts: list[tuple[str, Mapping[str, Index]]] = [("", part)]
         if pos is not None:
-            ways = [(f"@{one}", {"pos": one}) for one in pos]
-        parts = [(end, MappingProxyType({**place.part, **way})) for end, way in ways]
+            parts = [(f"@{one}", MappingProxyType({**part, "pos": one})) for one in pos]
         for writer in components.writers[: reader.writers]:
-            for end, part in parts:
-                name = f"{writer.name}->{reader.name}{end}"
-                edge = EdgePlace(
-                    place.name, place.layer, place.stack, part, name, writer.number, reader.entry
-                )
-                places.append(edge)
+            for end, own in parts:
+                places.append(edge_place(writer, reader, own, end))
                 writers.append(writer.name)
                 readers.append(reader.name)
     return Edges(tuple(places), tuple(writers), tuple(readers))
 
 
 FREEZE = {"all": "", "attention": "mlps", "none": "all"}
-"""What is frozen between sender and receiver, and what is live then."""
+"""The components that are live between sender and receiver, by what is frozen."""
 
 Senders = str | Iterable[str]
 Receivers = str | Iterable[str | Iterable[str]]
@@ -187,31 +185,20 @@ def paths_of(
             "live) and 'none' (all between are live)."
         )
     live = FREEZE[freeze]
-    writers = _senders(components, senders)
+    known = {one.name: one for one in components.writers}
+    names = (name for one in _several(senders, "senders") for name in _matching(one, known, "sender"))
+    writers = [known[name] for name in dict.fromkeys(names)]
     found: list[tuple[EdgePlace, ...]] = []
     for group in _receivers(components, receivers):
         for writer in writers:
             behind = [reader for reader in group if writer.number < reader.writers]
             if behind:
-                found.append(tuple(_path(writer, reader, live) for reader in behind))
+                via = f" via {live}" if live else ""
+                path = (edge_place(writer, reader, part_of(reader), via, live) for reader in behind)
+                found.append(tuple(path))
     if not found:
         raise EdgeError("no path: none of the receivers reads what one of the senders has written.")
     return found
-
-
-def _path(writer: Writer, reader: Reader, live: str) -> EdgePlace:
-    place = place_of(reader)
-    via = f" via {live}" if live else ""
-    name = f"{writer.name}->{reader.name}{via}"
-    return EdgePlace(
-        place.name, place.layer, place.stack, place.part, name, writer.number, reader.entry, live
-    )
-
-
-def _senders(components: Components, given: Senders) -> list[Writer]:
-    names = _several(given, "senders")
-    known = {one.name: one for one in components.writers}
-    return list(dict.fromkeys(known[name] for one in names for name in _matching(one, known, "sender")))
 
 
 def _receivers(components: Components, given: Receivers) -> list[tuple[Reader, ...]]:
@@ -231,7 +218,7 @@ def _receivers(components: Components, given: Receivers) -> list[tuple[Reader, .
 
 
 def _several(given: Any, what: str) -> list[Any]:
-    """What was given for senders or receivers, as a list."""
+    """Return what was given for senders or receivers as a list."""
     if not has_items(given):
         raise EdgeError(f"{what} are a name such as 'a0.h1', which may hold `*`, or a list, not {given!r}.")
     return [given] if isinstance(given, str) else list(given)
@@ -246,7 +233,6 @@ def _matching(given: object, known: Iterable[str], what: str) -> list[str]:
     found = [name for name in names if fnmatch.fnmatchcase(name, given)]
     found = found or [name for name in names if fnmatch.fnmatchcase(name, f"{given}<*>")]
     if not found:
-        near = difflib.get_close_matches(given, names, n=3, cutoff=0.4)
-        nearest = f" Nearest: {', '.join(near)}." if near else ""
-        raise EdgeError(f"no {what} {given!r} among the {len(names)} of this model.{nearest}")
+        near = nearest(given, names, cutoff=0.4)
+        raise EdgeError(f"no {what} {given!r} among the {len(names)} of this model.{near}")
     return found

@@ -20,7 +20,7 @@ from conewise.templates import heading, table
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
 SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
 WHOLE = "`model.sites.to_dataframe()`"
-"""What lists every site, in Python."""
+"""The call that lists every site, in Python."""
 
 
 @checked
@@ -180,7 +180,7 @@ class Listing:
         return [self._others(whole), *([self._note] if self._note else [])]
 
     def _others(self, whole: str) -> str:
-        """How many sites there are that have no kind."""
+        """Describe how many sites have no kind."""
         modules = sum(site.kind.startswith("module") for site in self._table)
         operations = sum(site.kind == "op" for site in self._table)
         return (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.placements import Outputs
 from conewise.errors import ConewiseError
@@ -15,7 +16,6 @@ from conewise.program.tensors import is_half, row_tolerance
 from conewise.program.walk import run_sources, stream
 from conewise.reactive.graph import Graph
 
-Tensor = torch.Tensor
 Inputs = Mapping[str, Tensor]
 
 MASK, TOKENS = "attention_mask", ("input_ids", "inputs_embeds")
@@ -71,7 +71,7 @@ def shown_entries(
     *,
     is_cross: bool = False,
 ) -> Tensor | None:
-    """Which entries of a value of a run are at shown positions, to be broadcast against it; None for all.
+    """Mask of the entries of a value of a run at shown positions, to be broadcast against it; None for all.
 
     `axes` and `shape` are those of the value at `node`. `is_cross`: its keys are the encoder's.
     """
@@ -92,13 +92,13 @@ def shown_entries(
 
 
 def aligned(shown: Tensor, length: int) -> Tensor:
-    """What is shown of the last `length` positions; what stands in front of the mask's own is shown."""
+    """The mask of the last `length` positions; what stands in front of the mask's own is shown."""
     more = length - shown.shape[1]
     return torch.nn.functional.pad(shown, (more, 0), value=True) if more > 0 else shown[:, -length:]
 
 
 def length_of(program: Program, inputs: Inputs, node: str) -> int | None:
-    """How many positions a run has, as an output counts them; None where that is not known."""
+    """Return the number of positions of a run, as an output counts them; None where that is not known."""
     tokens = _input(program, inputs, _side(program, node), TOKENS)
     if tokens is not None and tokens.ndim > 1:
         return int(tokens.shape[1])
@@ -207,7 +207,6 @@ def _positions(program: Program) -> tuple[Input, int] | None:
             continue
         for dim, size in enumerate(leaf.shape):
             is_fixed = dim == 1 and isinstance(size, int)
-            is_row = len(leaf.shape) == (3 if leaf.dtype.is_floating_point else 2)
-            if str(size) in known or (not known and is_fixed and is_row):
+            if str(size) in known or (not known and is_fixed and leaf.has_positions):
                 return leaf, dim
     return None

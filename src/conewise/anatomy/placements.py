@@ -1,4 +1,4 @@
-"""Where the batch, or the positions, lie in each value of a program: in which dimension, in which order.
+"""The place of the batch, or of positions, in each value of a program: in which dimension, in which order.
 
 A dimension of exactly the batch's size is the batch. One that holds more besides (`[batch·pos, d_model]`,
 `[head·batch, pos, d_head]`) shows its size alone, which does not give the order: that is followed
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.axes import order_of
 from conewise.errors import MetricError
@@ -55,7 +56,7 @@ class Placements:
             self._found[record.name] = self._exact(record.name) or self._followed(record)
 
     def of(self, name: str) -> Placement | None:
-        """Where it lies in a value; None where it does not, lies several times, or is not known to lie."""
+        """Return its place in a value; None where it has none, has several, or none that is known."""
         return self._found.get(name)
 
     def _along(self, name: str) -> list[int]:
@@ -167,9 +168,6 @@ def _product(sizes: Sequence[Any]) -> Size:
     return total
 
 
-Tensor = torch.Tensor
-
-
 class Outputs:
     """Puts the outputs of a program into the order of metrics: [world, prompt, position, ...].
 
@@ -186,14 +184,11 @@ class Outputs:
         self._pos = placements_of(program, self._known.positions)
         self._shapes = program.shapes
         self._fixed_lengths = {
-            leaf.shape[1]
-            for leaf in program.inputs
-            if len(leaf.shape) == (3 if leaf.dtype.is_floating_point else 2)
-            and isinstance(leaf.shape[1], int)
+            leaf.shape[1] for leaf in program.inputs if leaf.has_positions and isinstance(leaf.shape[1], int)
         }
 
     def prompts(self, inputs: Mapping[str, Tensor]) -> int:
-        """How many prompts a run with these inputs has; 0 where that is not known."""
+        """Return the number of prompts of a run with these inputs; 0 where that is not known."""
         if self._known.doubt:
             return 0
         if self._known.is_unbatched:
@@ -261,7 +256,7 @@ class Outputs:
         return at is None or at != len(shape) + 2
 
     def _position(self, name: str, batch: Placement) -> int | None:
-        """Which dimension is positions', once what shares the prompts' dimension is split off."""
+        """Return the dimension of positions, once what shares the prompts' dimension is split off."""
         shape = self._shapes.get(name) or ()
         others = [dim for dim in range(len(shape)) if dim != batch.dim]
         along = [dim for dim in others if not symbols_in(shape[dim]).isdisjoint(self._known.positions)]
@@ -287,7 +282,7 @@ class Outputs:
         return placement
 
     def _placement_of(self, name: str) -> Placement | None:
-        """Where the prompts lie in an output; a batch of fixed size is its first dimension."""
+        """Return the place of the prompts in an output; a batch of fixed size is its first dimension."""
         if not self._known.batch:
             shape = self._shapes.get(name)
             return Placement(0, shape[0]) if shape else None

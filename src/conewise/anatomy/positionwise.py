@@ -84,7 +84,7 @@ def branch_of(wiring: Wiring, term: str, members: frozenset[str], stream: Collec
 
 
 def projections(wiring: Wiring, branch: Branch, start: Collection[str]) -> int:
-    """How many projections lie one behind the other between `start` and the term.
+    """Count the projections that lie one behind the other between `start` and the term.
 
     Those without a nonlinearity between count as one.
     """

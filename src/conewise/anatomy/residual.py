@@ -17,7 +17,7 @@ from conewise.program.sizes import Size, is_equal
 
 @dataclass(frozen=True, slots=True)
 class LayerNumber:
-    """Where a layer is numbered: the path of the list, and the number there; '' and None for none.
+    """The number of a layer: the path of the list, and the number there; '' and None for none.
 
     `is_ambiguous` where the path holds other numbers too, and nothing says which is the layer's.
     """
@@ -42,7 +42,7 @@ class LayerNumber:
 
 
 def numbers_of(calls: Sequence[ModuleCall]) -> list[LayerNumber]:
-    """Where each layer is numbered: by the number that differs from layer to layer, else by the last."""
+    """Find where each layer is numbered: by the number that differs from layer to layer, else by the last."""
     paths = [call.path.split(".") for call in calls]
     found: list[LayerNumber] = []
     for path in paths:
@@ -184,7 +184,7 @@ class Stream:
         )
 
     def operands(self, name: str) -> tuple[str, str] | None:
-        """What a step adds up; None where `name` is no step."""
+        """Return the two values that a step adds up; None where `name` is no step."""
         return self.sums[name] if self.is_step(name) else None
 
     def addition(self, total: str) -> Addition | None:

@@ -299,7 +299,7 @@ class Naming:
         return branch_of(self._wiring, node, self._stream.members, self._values)
 
     def _beside(self, branch: Branch, core: str) -> str:
-        """What the term of an attention holds beside it; '' where it is the attention's alone."""
+        """Describe what the term of an attention holds beside it; '' where it is the attention's alone."""
         wiring = self._wiring
         names = frozenset(record.name for record in branch.records)
         if not names.isdisjoint((self._others | {self._core, self._cross}) - {core}):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from conewise.anatomy.components import Components
-from conewise.anatomy.edges import Edges, place_of
+from conewise.anatomy.edges import Edges
 from conewise.anatomy.places import (
     EdgePlace,
     Place,
@@ -22,7 +20,6 @@ from conewise.anatomy.places import (
     as_written,
     read_name,
 )
-from conewise.anatomy.sites import Located
 from conewise.arguments import checked, has_items
 from conewise.errors import EdgeError, SiteError, SweepError, describe
 
@@ -374,11 +371,6 @@ def cells(
     The result has one axis for them, with their labels; with a selector in place of a place, the selector's
     axes come before it. `axis` is what that axis is called. See `cell` for what a source can be.
     """
-    if not isinstance(sources, Mapping):
-        raise SweepError(
-            f"sources are given by label, as in {{'2×': cw.add(v, 2.0)}}, and {describe(sources)} has no "
-            "labels."
-        )
     if not sources:
         raise SweepError("cw.cells without sources: give at least one, by label.")
     labels = [str(label) for label in sources]
@@ -412,7 +404,7 @@ def pairs(sites: SelectorLike, *, singles: bool = False) -> Pairs:
         raise SiteError(
             "pairs are of sites. Sets of edges are lists in a list: [['a0.h1->m2', 'm1->m2'], ...]."
         )
-    return Pairs(of, bool(singles))
+    return Pairs(of, singles)
 
 
 def _places(given: PlaceLike | Iterable[PlaceLike]) -> tuple[Place, ...]:
@@ -440,110 +432,6 @@ def _label(label: object) -> str:
     if not isinstance(label, str) or (label and not label.strip()) or "\n" in label:
         raise SweepError(f"a label is a short text on one line, not {label!r}.")
     return label
-
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """Questions to the model that is swept. `cones` are those that were looked at so far."""
-
-    components: Callable[[str], Components]
-    locate: Callable[[Place], Located]
-    each_call: Callable[[Sequence[Place]], Sequence[Place]]
-    cones: dict[str, frozenset[str]] = field(default_factory=dict)
-
-
-def with_named(
-    sites: Any,
-    components: Callable[[str], Components],
-    locate: Callable[[Place], Located],
-    each_call: Callable[[Sequence[Place]], Sequence[Place]],
-) -> Any:
-    """Return what was given for `sites`, with an edge for each name of one, and edges for tables of some.
-
-    `components` gives those of a stack, `locate` the node that a place is a part of, `each_call` the places
-    that the path of a module means.
-    """
-    model = _Model(components, locate, each_call)
-    if isinstance(sites, str):
-        return _named(sites, model)
-    if (
-        is_place(sites)
-        or isinstance(sites, Selectors | Selector | Edges | Places)
-        or not isinstance(sites, Iterable)
-        or hasattr(sites, "dtype")
-    ):
-        return sites
-    return [_item(item, model) for item in sites]
-
-
-def _named(one: Any, model: _Model) -> Any:
-    return _edge(one, model.components("")) if isinstance(one, str) and "->" in one else one
-
-
-def _item(item: Any, model: _Model) -> Any:
-    """One world's places, or a selector."""
-    if isinstance(item, str):
-        return _named(item, model)
-    if isinstance(item, Edges):
-        item = item.places
-    elif not isinstance(item, list | tuple | set | frozenset) or not any(map(_is_edge, item)):
-        return item
-    own = next((one for one in item if isinstance(one, SourcedCell)), None)
-    if own is not None:
-        raise EdgeError(
-            f"{own!r} has a source of its own, and stands in one world with an edge: give each one."
-        )
-    found = [part for one in item for part in _parts(_named(one, model))]
-    if len(found) > 1:
-        _expect_apart(found, model)
-    # A set has no order of its own, and a sweep has to have the same one each time.
-    return sorted(found, key=str) if isinstance(item, set | frozenset) else found
-
-
-def _is_edge(one: object) -> bool:
-    return isinstance(one, Edges | EdgePlace) or (isinstance(one, str) and "->" in one)
-
-
-def _parts(found: Any) -> Sequence[Any]:
-    return found.places if isinstance(found, Edges) else (found,)
-
-
-def _expect_apart(places: Sequence[Any], model: _Model) -> None:
-    """Raise EdgeError where the reader of an edge would hide what is patched before it.
-
-    A reader is patched with what it would be in the base.
-    """
-    every = model.each_call([as_place(place) for place in places])
-    edges = [place for place in every if isinstance(place, EdgePlace)]
-    # The logits are of no stack: they are read behind the layers of whichever there are.
-    for stack in {edge.stack for edge in edges if edge.layer is not None}:
-        wiring = model.components(stack).wiring
-        for place, edge in itertools.product(every, edges):
-            node = model.locate(place).node
-            if node not in model.cones:
-                model.cones[node] = wiring.cone(node)
-            is_there = edge.entry == node and not isinstance(place, EdgePlace)
-            if is_there or edge.entry in model.cones[node]:
-                raise EdgeError(
-                    f"{place} and {edge} cannot be patched in one world: {edge.edge.partition('->')[2]} is "
-                    "patched with what it would be in the base, and would hide what the other changes. Give "
-                    "each a world of its own; or remove edges for good, every reader live, by evaluating the "
-                    "circuit of all others."
-                )
-
-
-def _edge(name: str, components: Components) -> EdgePlace:
-    """The edge of that name, `a0.h1->a3.h2<q>` or at one position `a0.h1->a3.h2<q>@7`."""
-    whole, at, pos = name.partition("@")
-    writer, reader = components.edge(whole)
-    place = place_of(reader)
-    part = dict(place.part)
-    if at:
-        if not re.fullmatch(r"-?[0-9]+", pos.strip()):
-            raise EdgeError(f"{name!r} names no edge: a position is a number, as in 'a0.h1->m3@7'.")
-        part["pos"] = int(pos)
-    shown = f"{writer.name}->{reader.name}{at}{pos.strip()}"
-    return EdgePlace(place.name, place.layer, place.stack, part, shown, writer.number, reader.entry)
 
 
 def joined(places: tuple[Place, ...]) -> tuple[Place, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
 from conewise.anatomy.residual_names import FINAL_SCALE, SCALES, Layer, final_scale, find_layers, scale_of
 from conewise.anatomy.wiring import Wiring
-from conewise.errors import MissingSiteError, PatchError, Piece, describe
+from conewise.errors import MissingSiteError, PatchError, Piece, describe, nearest
 from conewise.program.records import ModulePort, Program, Record
 from conewise.program.sizes import Size
 from conewise.program.tensors import Tensor, mean_of
@@ -44,8 +43,12 @@ class HeadResult:
     ) -> torch.Tensor:
         """[batch, pos, head, d_model], of the value of z's node and of the weight."""
         heads = view.present(z, sizes)
-        by_head = (weight.T if self.out_in else weight).unflatten(0, heads.shape[-2:])  # type: ignore[no-untyped-call]
-        return torch.einsum("bphd,hdm->bphm", heads, by_head)
+        return torch.einsum("bphd,hdm->bphm", heads, self.by_head(weight, heads.shape[-2:]))
+
+    def by_head(self, weight: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        """The weight as [head, d_head, d_model]; `heads` are the first two of these lengths."""
+        found: torch.Tensor = (weight.T if self.out_in else weight).unflatten(0, tuple(heads))  # type: ignore[no-untyped-call]
+        return found
 
     def replaced(self, selection: Selection, part: torch.Tensor, heads: int, shape: Sequence[int]) -> Rule:
         """A rule for the projection under which the selected part of `result` is `part`."""
@@ -430,10 +433,9 @@ class SiteTable:
                 return MissingSiteError(f"no site {name!r}: ", *reason, ".")
             if name == kind and kind not in self.kinds:
                 return MissingSiteError(f"no site {name!r} in layer {layer}: ", *reason, ".")
-        near = difflib.get_close_matches(name, [*self.kinds, *self._by_name], n=3, cutoff=0.5)
-        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        near = nearest(name, [*self.kinds, *self._by_name])
         kinds = ", ".join(self.kinds) or f"none: {self.why_no_kinds}"
-        return MissingSiteError(f"no site {name!r} in this model.{nearest} Its kinds are {kinds}.")
+        return MissingSiteError(f"no site {name!r} in this model.{near} Its kinds are {kinds}.")
 
     def _note_missing(self, layer: Layer) -> None:
         reasons: dict[str, tuple[Piece, ...]] = {kind: (reason,) for kind, reason in layer.missing.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from conewise.anatomy.places import EdgePlace
-from conewise.anatomy.selectors import SelectorLike, with_named
+from conewise.anatomy.selectors import SelectorLike
 from conewise.arguments import checked, shown_bytes
 from conewise.attributing.approximation import (
     Approximation,
@@ -25,7 +25,6 @@ from conewise.attributing.approximation import (
 )
 from conewise.attributing.pieces import HYBRID, AttributionPlan, AttributionRequest, Counts, Piece, method_of
 from conewise.attributing.work import Work
-from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun, pool_of, run_job, run_jobs
 from conewise.jobs.pool import Pool
@@ -36,6 +35,7 @@ from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor, recording
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
+from conewise.runs.spreading import with_named
 from conewise.status import Phases
 from conewise.sweeps.execution.growth import SMALL, watching
 from conewise.sweeps.execution.reading import PHASES, SweepLedger, summed
@@ -246,10 +246,7 @@ def attribute(
     what of it is computed at a time, is stored in `out` when it is done.
     """
     model._capture_for(base)
-    named = with_named(
-        sites, lambda stack: edge_facts(model, stack).components, model.locate, model.each_call
-    )
-    sweep = Sweep(model, named, base=base, source=source, metric=metric)
+    sweep = Sweep(model, with_named(sites, model), base=base, source=source, metric=metric)
     return Attribution(sweep, method, steps, n=n, top=top, seed=seed)
 
 

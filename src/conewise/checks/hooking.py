@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from conewise.anatomy.wiring import ModulePaths
@@ -27,7 +27,6 @@ from conewise.program.records import ModuleCall, Program, Ref
 from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
 
-Tensor = torch.Tensor
 Change = Callable[[Tensor], Tensor]
 
 RESEMBLES, BY_FAR = 0.5, 4
@@ -231,10 +230,9 @@ class HookedModule:
     @one_module()
     @torch.no_grad()
     def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Callable[[Any], Any]]) -> Any:
-        named, spec = self._signature.example.leaves()
-        args, kwargs = tree_unflatten([inputs.get(name, value) for name, value in named], spec)
+        call = self._signature.example.mapped(inputs.get)
         with hooks_on(self._module, actions.items()), eager(self._module):
-            return self._module(*args, **kwargs)
+            return self._module(*call.args, **call.kwargs)
 
 
 def boundaries(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from conewise.anatomy.wiring import ModulePaths
 from conewise.errors import InputMismatchError
@@ -62,11 +62,6 @@ class Reference:
     def inputs(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a run as the copy takes them."""
         return {name: self.lifted(value) for name, value in given.items()}
-
-    def call(self, call: Call) -> Call:
-        """The arguments of a call as the copy takes them."""
-        args, kwargs = tree_map(self.lifted, (call.args, dict(call.kwargs)))
-        return Call(args, kwargs)
 
     def shaken(self, outputs: Any, own: Any, draws: int = 8) -> Iterator[Any]:
         """Yield the copy's outputs with random errors as large as those of the module's own outputs."""
@@ -252,7 +247,8 @@ class _Precise:
                 if own is None:
                     raise NoReferenceError("no output is of floating point")
                 self._reference = reference_of(self._model.module, own)
-            found = module_leaves(self._reference.module, self._reference.call(call))
+            lifted = self._reference.lifted
+            found = module_leaves(self._reference.module, call.mapped(lambda _, value: lifted(value)))
         except NoReferenceError as error:
             self.missing = str(error)
             return None

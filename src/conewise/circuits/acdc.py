@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,12 +24,12 @@ from numpy.typing import NDArray
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import as_bytes, checked
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.circuit_data import Decision, is_number
+from conewise.circuits.circuit_data import Decision
 from conewise.circuits.curve import helpful_sign
-from conewise.circuits.forwards import asked, graph_of
+from conewise.circuits.forwards import asked
 from conewise.circuits.greedy import Candidate, Greedy, Spent
-from conewise.circuits.masked_forward import Forward, Mask, Stage, stages_of
-from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.masked_forward import Forward, Stage, stages_of
+from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.files import Format, as_path, is_there, read_json
 from conewise.jobs.job import pool_of
@@ -125,12 +124,14 @@ class Search(Runnable[Circuit]):
         speculative: bool = True,
     ) -> None:
         self.asked = asked(model, prompts=prompts, base=base, source=source, metric=metric)
-        self.threshold = _threshold(threshold)
+        if not threshold > 0:
+            raise CircuitError(
+                Argument("threshold", threshold), " is no threshold: it is a change of the metric, above 0."
+            )
+        self.threshold = threshold
         self.harm = _harm(harm, self.asked.metric)
         _expect(heads, "heads", ("descending", "ascending"))
         self.heads = heads
-        if not isinstance(speculative, bool):
-            raise CircuitError(f"speculative={speculative!r} is neither True nor False.")
         self.speculative = speculative
         self.spent = Spent()
         self.node_evaluations = 0
@@ -187,7 +188,7 @@ class Search(Runnable[Circuit]):
         )
 
     def _request(self) -> Request:
-        """What identifies the search, for its store."""
+        """Return the identity of the search, for its store."""
         graph, device = self.asked.graph, facts_of(self.asked.model).device
         unit, error = "decisions", CircuitError
         return Request(graph.count, 1, self._identity, lambda: graph.edges, device, "search", unit, error)
@@ -276,7 +277,7 @@ class Search(Runnable[Circuit]):
     def _visits(self, stage: Stage, removed: Mask, moved: Sequence[Sequence[int]]) -> list[_Visit]:
         """The edges into the readers of a stage in the order in which they are visited."""
         graph = self.asked.graph
-        kept = self.asked.there & ~removed
+        kept = graph.there & ~removed
         found: list[_Visit] = []
         for number in range(stage.first + len(stage.readers) - 1, stage.first - 1, -1):
             is_read = not moved[number] or bool(kept[:, list(moved[number])].any())
@@ -426,14 +427,6 @@ def _matching(known: Sequence[Decision], visits: Sequence[_Visit]) -> list[Decis
     return found
 
 
-def _threshold(given: Any) -> float:
-    if not is_number(given) or not 0 < given < math.inf:
-        raise CircuitError(
-            Argument("threshold", given), " is no threshold: it is a change of the metric, above 0."
-        )
-    return float(given)
-
-
 def _harm(given: str, metric: Metric) -> str:
     if given == "auto":
         is_loss = bool(metric.described) and metric.described[0] in LOSSES
@@ -449,7 +442,6 @@ def _expect(given: str, name: str, known: Sequence[str]) -> None:
 
 def search_plan(model: Captured, metric: Metric) -> SearchPlan:
     """Return what a search for a circuit takes at most."""
-    graph_of(model)
     components, program = edge_facts(model).parts.components, model.program
     facts = facts_of(model)
     targets = facts.targets((metric,))

@@ -24,7 +24,6 @@ from conewise.circuits.circuit_data import (
     checked_scores,
     chosen,
     expect_same_graph,
-    is_whole,
     largest_first,
     levels,
     pruned,
@@ -34,7 +33,8 @@ from conewise.circuits.circuit_data import (
 from conewise.circuits.circuit_files import eap_json, file_of, from_json, read_text, to_json, write_text
 from conewise.circuits.curve import SELECTIONS, FaithfulnessCurve, curve_of
 from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
-from conewise.circuits.forwards import asked, graph_of
+from conewise.circuits.forwards import asked
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
 from conewise.jobs.pool import Pool
@@ -231,8 +231,6 @@ class Circuit(CircuitData):
 
     def compare(self, other: Circuit) -> Comparison:
         """Compare the edges with another circuit's. Raises CircuitError where their graphs differ."""
-        if not isinstance(other, CircuitData):
-            raise CircuitError(f"a circuit is compared with another one, not with {describe(other)}.")
         expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
         first, second = set(self.numbers.tolist()), set(other.numbers.tolist())
         names = self.graph.names
@@ -240,7 +238,7 @@ class Circuit(CircuitData):
 
     def bind(self, model: Captured) -> Circuit:
         """The same circuit of a model, to be evaluated. Raises CircuitError where it has other components."""
-        graph = graph_of(model)
+        graph = edge_facts(model).graph
         expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
         return replace(self, graph=graph, of=self.of or model.name, model=model)
 
@@ -332,7 +330,7 @@ class Circuit(CircuitData):
         """
         self._scored("curve")
         for name, given in (("n", n), ("top", top)):
-            if given is not None and not (is_whole(given) and 1 <= given <= MOST):
+            if given is not None and not 1 <= given <= MOST:
                 raise CircuitError(f"{name}={given!r} is no count: it is a whole number, 1 or more.")
         level = levels(self.graph, self.score_array())
         found = self._points(level, n, top)
@@ -435,7 +433,7 @@ class Circuit(CircuitData):
         With a model, it is one of that model, and can be evaluated. Raises CircuitError where the file is
         none, or of a model with other components.
         """
-        graph = None if model is None else graph_of(model)
+        graph = None if model is None else edge_facts(model).graph
         given = file_of(as_path(path))
         made = _read(read_text(given), graph, str(given))
         return made if model is None else made.bind(model)
@@ -548,10 +546,10 @@ def _home(given: Any, of: str, model: Captured | None) -> tuple[EdgeGraph, str, 
                 f"two models were given, {given.name} and model={model.name}: a circuit is one of a single "
                 "model. Leave out `model`."
             )
-        return graph_of(given), of or given.name, given
+        return edge_facts(given).graph, of or given.name, given
     if isinstance(given, str) or not hasattr(given, "readers"):
         raise CircuitError(f"a circuit is made in a model, or in a graph of edges, not in {describe(given)}.")
     own = EdgeGraph.of(given)
     if model is not None:
-        expect_same_graph(own, graph_of(model), f"the graph is not that of {model.name}")
+        expect_same_graph(own, edge_facts(model).graph, f"the graph is not that of {model.name}")
     return own, of or ("" if model is None else model.name), model

@@ -20,7 +20,7 @@ from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.circuits.circuit_data import pruned
 from conewise.circuits.evaluation import ends_of, ratio
 from conewise.circuits.forwards import Asked
-from conewise.circuits.masked_forward import Mask, Numbers
+from conewise.circuits.masked_forward import Numbers
 from conewise.errors import Argument, CircuitError
 from conewise.extras import needs
 from conewise.files import as_path
@@ -333,7 +333,7 @@ def curve_of(
     }
     with given.forward() as forward:
         full, ablated = ends_of(given, forward)
-        each = [(_removed(given, edges), kept) for found in chosen.values() for edges, kept in found]
+        each = [(given.graph.all_but(edges), kept) for found in chosen.values() for edges, kept in found]
         if level == "neuron":
             whole = given.of_neurons(each)
         else:
@@ -360,11 +360,4 @@ def _chosen(
     kept.ravel()[best(keys, count)] = True
     if level == "node":
         return edges_of_nodes(graph, kept), every
-    return edges_of_nodes(graph, kept.any(1)), kept
-
-
-def _removed(given: Asked, edges: NDArray[np.int64]) -> Mask:
-    kept = np.zeros_like(given.there)
-    kept[given.graph.edge_readers[edges], given.graph.edge_writers[edges]] = True
-    found: Mask = given.there & ~kept
-    return found
+    return edges_of_nodes(graph, np.asarray(kept.any(1))), kept

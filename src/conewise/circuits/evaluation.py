@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from conewise.circuits.forwards import Asked, asked
-from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.replaced_parts import Mask
 from conewise.errors import Argument, CircuitError
 from conewise.jobs.job import pool_of
 from conewise.jobs.pool import Pool
@@ -119,7 +120,7 @@ def evaluate(
     process: see `Runnable.run`.
     """
     given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
-    (removed,) = [given.removed_without(edges)]
+    removed = given.graph.all_but(given.graph.numbers(edges))
     with pool_of(workers) as pool, given.forward(pool) as forward:
         (found,) = _evaluated(given, forward, [removed], only)
         weakest = _weakest(given, forward, removed) if minimality and only is None else None
@@ -143,7 +144,7 @@ def evaluate_all(
 ) -> list[Evaluation]:
     """Evaluate many circuits as one stack of worlds; see `evaluate`. Minimality is not among it."""
     given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
-    removed = [given.removed_without(edges) for edges in circuits]
+    removed = [given.graph.all_but(given.graph.numbers(edges)) for edges in circuits]
     with pool_of(workers) as pool, given.forward(pool) as forward:
         return _evaluated(given, forward, removed, only)
 
@@ -154,7 +155,7 @@ def _evaluated(given: Asked, forward: Forward, removed: Sequence[Mask], only: st
         raise CircuitError(
             Argument("only", only), f" is none of {', '.join(map(repr, ONLY))}; leave it out for all."
         )
-    everything = given.there
+    everything = given.graph.there
     ends = [np.zeros_like(everything), everything] if only is None else []
     wanted = [name for name in ("circuit", "complement") if only is None or name == _WORLDS[only]]
     worlds = {
@@ -189,7 +190,7 @@ def ends_of(given: Asked, forward: Forward) -> tuple[Numbers, Numbers]:
     full = given.of_runs([one.base for one in given.groups])
     if all(one.ends_in_source for one in given.groups):
         return full, given.of_runs([one.source for one in given.groups])
-    ablated: Numbers = forward.values(given.there[None])[0]
+    ablated: Numbers = forward.values(given.graph.there[None])[0]
     return full, ablated
 
 
@@ -230,7 +231,7 @@ def _weakest(given: Asked, forward: Forward, removed: Mask) -> tuple[float, str]
     smallest: tuple[float, str] | None = None
     for stage in reversed(forward.stages):
         rows = removed[stage.rows]
-        kept = np.argwhere(given.there[stage.rows] & ~rows)
+        kept = np.argwhere(given.graph.there[stage.rows] & ~rows)
         many = forward.most(stage.number)
         for at in range(0, len(kept), many):
             some = kept[at : at + many]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.padding import shown_positions, shown_rows
 from conewise.arguments import as_bytes
-from conewise.circuits.masked_forward import Ablated, Forward, Mask, MaskedForward, Numbers, Stage, can_stack
+from conewise.circuits.masked_forward import Ablated, Forward, MaskedForward, Numbers, Stage, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
-from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError, describe
 from conewise.program.rehearsal import as_numpy
 from conewise.program.tensors import Tensor, brought
@@ -301,37 +301,10 @@ class Asked:
 
     @property
     def carried(self) -> Any:
-        """What removed edges carry, as `asked` takes it."""
+        """The values that removed edges carry, as `asked` takes them."""
         if self.ablation == "resample":
             return self.source
         return self.ablation if self.source is None else (self.ablation, self.source)
-
-    @property
-    def there(self) -> Mask:
-        """The writers that each reader reads, [reader, writer]."""
-        counts = np.array([one.writers for one in self.graph.readers])
-        found: Mask = np.arange(len(self.graph.writers)) < counts[:, None]
-        return found
-
-    def removed_without(self, edges: Iterable[str]) -> Mask:
-        """Return what is removed where only these edges are kept. Raise CircuitError for what is no edge."""
-        kept = np.zeros_like(self.there)
-        numbers = self.graph.numbers(edges)
-        kept[self.graph.edge_readers[numbers], self.graph.edge_writers[numbers]] = True
-        found: Mask = self.there & ~kept
-        return found
-
-
-def graph_of(model: Captured) -> EdgeGraph:
-    """The graph of a model's components. Raises EdgeError where it has none, CircuitError for no model."""
-    if not isinstance(model, Captured):
-        raise CircuitError(
-            f"circuits are found in a captured model, and {describe(model)} is none: `cw.capture(module, "
-            "...)` makes one."
-        )
-    components = edge_facts(model).components
-    shape = model.program.shapes[components.readers[-1].entry]
-    return EdgeGraph.of(components, width=None if shape is None else int(shape[-1]))
 
 
 def asked(
@@ -354,7 +327,7 @@ def asked(
     if prompts is not None:
         return _of_prompts(model, prompts, base=base, source=source, metric=metric, max_memory=max_memory)
     model._capture_for(base)
-    graph = graph_of(model)
+    graph = edge_facts(model).graph
     if isinstance(metric, list | tuple):
         raise CircuitError("a circuit is found and evaluated by one metric; give one, not a list.")
     if metric is None:

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward
-
-Mask = NDArray[np.bool_]
-"""Removed edges: [reader of the stage, writer]; of a stack [world, reader of the stage, writer]."""
+from conewise.circuits.replaced_parts import Mask
 
 TIE = 8.0
 """A change is too close to the threshold where it is within so many times the rounding that was seen."""

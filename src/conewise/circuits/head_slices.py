@@ -8,19 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.wiring import Wiring
 from conewise.attributing.relevance import Relevance
-from conewise.circuits.readers import Read, StackedValues
+from conewise.circuits.readers import StackedValues
 from conewise.program.records import ATTENTION, SIZES, Program, Record, Ref
 from conewise.program.rehearsal import is_rehearsal
-from conewise.program.walk import Rule, Walk, WalkStep, between, compile_rule, plan_walk
+from conewise.program.walk import Read, Rule, Walk, WalkStep, between, compile_rule, plan_walk
 from conewise.sweeps.planning.fusing import Fusion, fitting, product_then_bias
 from conewise.sweeps.planning.layout import Layout, compile_stacked_rule, index_tensor
 from conewise.sweeps.planning.regions import repeated_rule
-
-Tensor = torch.Tensor
 
 
 class Walks:

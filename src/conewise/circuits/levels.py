@@ -12,7 +12,8 @@ from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Cell
 from conewise.circuits.curve import FaithfulnessCurve, curve_of
-from conewise.circuits.forwards import asked, graph_of
+from conewise.circuits.forwards import asked
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import SweepError
 from conewise.runs.captured import Captured
 from conewise.threads import one_thread
@@ -48,7 +49,7 @@ def scores_of(
 
     Raises SweepError for a cell that is neither an edge, nor a component, nor a feature of what one writes.
     """
-    graph = graph_of(model)
+    graph = edge_facts(model).graph
     places = [cell.places[0] for cell in cells]
     if any(len(cell.places) != 1 for cell in cells):
         raise _no_item(next(cell.name for cell in cells if len(cell.places) != 1))

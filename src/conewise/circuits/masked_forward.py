@@ -17,20 +17,26 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.components import Reader
-from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
-from conewise.circuits.readers import Read, StackedValues
-from conewise.circuits.replaced_parts import EdgeFacts, mixed, mixed_by_world, numbers_of, wide, with_residue
-from conewise.circuits.stream_parts import HeadShares
+from conewise.circuits.readers import StackedValues
+from conewise.circuits.replaced_parts import (
+    EdgeFacts,
+    Mask,
+    mixed,
+    mixed_by_world,
+    numbers_of,
+    wide,
+    with_residue,
+)
 from conewise.errors import NAN_OF_PADDING, Argument, CircuitError
 from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
 from conewise.program.tensors import computing, mean_of
-from conewise.program.walk import Rule, WalkStep, plan_walk, support
-from conewise.runs.captured import Captured
+from conewise.program.walk import Read, Rule, WalkStep, plan_walk, support
 from conewise.runs.interventions import PARTS
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
@@ -83,8 +89,6 @@ def stages_of(readers: Sequence[Reader]) -> tuple[Stage, ...]:
         first += len(group)
     return tuple(found)
 
-
-Tensor = torch.Tensor
 
 ABLATIONS = ("resample", "zero", "mean", "mean-positional", "mean-template", "optimal")
 WITHIN = ("mean-positional", "mean-template")
@@ -217,29 +221,26 @@ class Ablated:
         return found
 
 
-def moved_by(model: Captured, facts: EdgeFacts) -> tuple[tuple[int, ...], ...]:
+def moved_by(facts: EdgeFacts) -> tuple[tuple[int, ...], ...]:
     """For each reader, the numbers of the writers whose parts are others where it sees another stream.
 
     These are the head or the MLP that it is a part of. Where a norm lies behind the output projection, its
     scale is that of all heads, and all heads of the layer move together; where sums are normed, so does all
     that follows.
     """
-    graph = EdgeGraph.of(facts.components)
+    graph = facts.graph
     if not facts.parts.is_carried_unchanged:
         count = len(graph.writers)
         return tuple(tuple(range(min(fed), count)) if fed else () for fed in graph.fed)
-    values = StackedValues(model.program)
     together: dict[int, tuple[int, ...]] = {}
-    for heads in facts.components.heads:
-        if not HeadShares(model.site_table, facts.components, heads, values).is_plain:
-            together |= dict.fromkeys(heads.rows, tuple(heads.rows))
+    for shares in facts.parts.heads:
+        if not shares.is_plain:
+            together |= dict.fromkeys(shares.heads.rows, tuple(shares.heads.rows))
     return tuple(
         tuple(dict.fromkeys(moved for one in fed for moved in together.get(one, (one,)))) for fed in graph.fed
     )
 
 
-Mask = NDArray[np.bool_]
-"""Removed edges: [reader, writer], or with worlds in front."""
 Numbers = NDArray[np.float64]
 
 
@@ -299,7 +300,7 @@ class MaskedForward:
         self.stages = stages_of(self.components.readers)
         self.node_evaluations = 0
         self.epsilon = torch.finfo(ablated.at(self.components.readers[-1].entry).dtype).eps
-        self.moved = moved_by(model, facts)
+        self.moved = moved_by(facts)
         self._facts, self._model = facts, model
         self._read = reader(base)
         self._values = StackedValues(model.program)

@@ -23,24 +23,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.components import HeadWriters, Reader
-from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.places import Place
 from conewise.circuits.head_slices import HeadSlices, Walks, by_head, head_slices, is_run, some_of
-from conewise.circuits.masked_forward import (
-    Ablated,
-    Mask,
-    Numbers,
-    Stage,
-    expect_room,
-    few_of,
-    moved_by,
-    stages_of,
-)
-from conewise.circuits.readers import StackedValues, StreamViews
-from conewise.circuits.replaced_parts import EdgeFacts, ReplacedParts, mixed, mixed_by_world, wide
+from conewise.circuits.masked_forward import Ablated, Numbers, Stage, expect_room, few_of, moved_by, stages_of
+from conewise.circuits.readers import StackedValues
+from conewise.circuits.replaced_parts import EdgeFacts, Mask, ReplacedParts, mixed, mixed_by_world, wide
 from conewise.circuits.stream_parts import HeadShares
 from conewise.errors import CircuitError
 from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
@@ -56,8 +47,6 @@ from conewise.sweeps.planning.layout import index_tensor, repeated
 from conewise.sweeps.planning.planner import ModelFacts, facts_of, readout, tail_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
-
-Tensor = torch.Tensor
 
 NOTHING, LAST, ALL = range(3)
 """The positions at which a value is read."""
@@ -175,16 +164,15 @@ class PrunedForward:
         if not facts.parts.is_carried_unchanged:
             raise CircuitError("this model norms its sums: what is written is not read as it was written.")
         self.components, self._facts = facts.components, facts
-        self.graph = EdgeGraph.of(facts.components)
+        self.graph = facts.graph
         self.stages = stages_of(self.components.readers)
         self.node_evaluations = 0
-        self.moved = moved_by(model, facts)
+        self.moved = moved_by(facts)
         self._read = reader(base)
-        self._views = StreamViews(model.site_table, self.components)
+        self._views = facts.parts.views
         swept = facts_of(model)
         shape = swept.shape(base.inputs)
         self._layout = shape.layout
-        self._values = StackedValues(model.program)
         self._walks = Walks(model.program, shape.fusions, self._read)
         self._bytes = model.estimated_bytes(base.inputs)
         with computing():
@@ -229,8 +217,7 @@ class PrunedForward:
             constants,
         )
         self._replaced = replaced, replaced.at_last()
-        counts = np.array([one.writers for one in self.components.readers])
-        self._there = np.arange(self.shape[1]) < counts[:, None]
+        self._there = self.graph.there
 
     def _prepare_metric(self, swept: ModelFacts, shape: ShapeFacts, metric: Metric, base: Reading) -> None:
         spec = SweepSpec((), (), (metric,))
@@ -251,7 +238,10 @@ class PrunedForward:
         self._readout = self._walks.walk([last.entry], self._targets)
 
     def _attention(self, stage: Stage, model: Captured) -> _Attention:
-        (heads,) = [one for one in self.components.heads if one.layer.number == stage.readers[0].layer]
+        layer = stage.readers[0].layer
+        (heads,) = [one for one in self.components.heads if one.layer.number == layer]
+        # With values of its own: what is read for a stack of worlds is not to be kept with the model.
+        shares = HeadShares(model.site_table, self.components, heads, StackedValues(model.program))
         slots: dict[str, _Slot] = {}
         for at, one in enumerate(stage.readers):
             if one.slot not in slots:
@@ -268,14 +258,12 @@ class PrunedForward:
                     one.axis,
                 )
                 slots[one.slot] = _Slot(one.node, view, one.axis, stage.first + at, slices)
-        shares = HeadShares(model.site_table, self.components, heads, self._values)
         starts = [slot.node for slot in slots.values()]
         if shares.is_plain:
             result = model.site_table.find("result", heads.layer.number, heads.layer.stack).result
             assert result is not None
-            weight = self._read(result.weight)
             z = by_head(heads.view, self._read(heads.node), self._layout.sizes(1), "head")
-            output = (weight.T if result.out_in else weight).unflatten(0, z.shape[-2:])
+            output = result.by_head(self._read(result.weight), z.shape[-2:])
             return _Attention(slots, heads, self._walks.walk(starts, [heads.node]), shares, output, None)
         wiring = self.components.wiring
         behind = wiring.above(heads.term, frozenset(wiring.records), frozenset({heads.node}))

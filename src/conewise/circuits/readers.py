@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.components import Components, Writer
@@ -17,10 +18,9 @@ from conewise.attributing.relevance import Relevance
 from conewise.errors import EdgeError
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.tensors import computing
-from conewise.program.walk import Rule, Walk, WalkStep, between, plan_walk
+from conewise.program.walk import Read, Rule, Walk, WalkStep, between, plan_walk
 from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, repeated
 
-Tensor = torch.Tensor
 _KINDS = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
 
 
@@ -76,10 +76,6 @@ def _unknown(node: str, where: str) -> EdgeError:
     )
 
 
-Read = Callable[[str], Any]
-"""The value at a node, a weight or an input of a run. Values may be stacks of worlds along the batch."""
-
-
 class StackedValues:
     """Reads values of runs of a program for stacks of worlds; keeps what depends on their shapes alone."""
 
@@ -97,6 +93,11 @@ class StackedValues:
         layout = self.layout(read)
         dim, shape = layout.batch_dim.get(name), layout.shape(name)
         return 1 if dim is None or shape is None else value.shape[dim] // shape[dim]
+
+    def like(self, read: Read, name: str) -> tuple[tuple[int, ...], Read]:
+        """The sizes of as many worlds as the value at `name` is a stack of, and `reading` for these."""
+        worlds = self.worlds_in(read, name, read(name))
+        return self.layout(read).sizes(worlds), self.reading(read, worlds)
 
     def reading(self, read: Read, worlds: int, rows: int | None = None) -> Read:
         """Return what reads every value as a stack of so many worlds: one that has fewer is repeated.
@@ -261,10 +262,8 @@ class ReaderValues:
     stacked along the batch. Where the batch of the program is fixed, they are computed one by one.
     """
 
-    def __init__(self, sites: SiteTable, components: Components) -> None:
-        self.components = components
-        self._values = StackedValues(components.program)
-        self._views = StreamViews(sites, components)
+    def __init__(self, components: Components, values: StackedValues, views: StreamViews) -> None:
+        self.components, self._values, self._views = components, values, views
         self._is_fixed = not components.program.dimensions.batch
         self._walks: dict[tuple[str, tuple[str, ...], bool], Walk] = {}
         self.slots = {entry: self._slots(entry) for entry in components.entries}
@@ -355,10 +354,8 @@ class LiveStreams:
     anew; of an MLP it is the term, of what enters the stream itself.
     """
 
-    def __init__(self, sites: SiteTable, components: Components) -> None:
-        self.components = components
-        self._values = StackedValues(components.program)
-        self._views = StreamViews(sites, components)
+    def __init__(self, components: Components, values: StackedValues, views: StreamViews) -> None:
+        self.components, self._values, self._views = components, values, views
         self._heads = {one.node: one for one in components.heads}
         self._walks: dict[tuple[str, str, str], Walk] = {}
         if not components.program.dimensions.batch:
@@ -369,7 +366,7 @@ class LiveStreams:
 
     def streams(self, entry: str, writers: Sequence[int], live: str, base: Read, source: Read) -> Tensor:
         """[writer, batch, pos, d_model]: the stream at `entry`, by the writer whose value is the source's."""
-        stream = self._views.shown(entry, base(entry)[None], self._sizes(base, 1))[0]
+        stream = self._views.shown(entry, base(entry)[None], self._values.layout(base).sizes(1))[0]
         found = stream.new_empty((len(writers), *stream.shape))
         by_node: dict[str, list[tuple[int, Writer]]] = {}
         for row, number in enumerate(writers):
@@ -411,9 +408,6 @@ class LiveStreams:
         assert dim is not None
         each = known[entry].unflatten(dim, (count, -1)).movedim(dim, 0)
         return self._views.shown(entry, each, layout.sizes(1))
-
-    def _sizes(self, read: Read, worlds: int) -> tuple[int, ...]:
-        return self._values.layout(read).sizes(worlds)
 
     def _walk(self, entry: str, node: str, live: str) -> Walk:
         """The walk over the records that are computed anew between a node and an entry."""

@@ -11,8 +11,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from conewise.anatomy.components import Components
+from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.edges import Edges, as_positions, edges_of
 from conewise.circuits.readers import LiveStreams, ReaderValues
 from conewise.circuits.stream_parts import StreamParts
@@ -23,8 +25,8 @@ from conewise.program.walk import between
 from conewise.runs.captured import Captured
 from conewise.threads import gc_paused
 
-Tensor = torch.Tensor
 Mask = NDArray[np.bool_]
+"""Removed edges: [reader, writer], or with worlds in front; of some rows, [row, writer]."""
 Norms = NDArray[np.float32]
 """The norm of each writer's part by prompt and position: [writer, n]."""
 
@@ -180,6 +182,12 @@ class EdgeFacts:
         self.components = Components(model.program, layers, stack, reads_heads=reads_heads)
 
     @cached_property
+    def graph(self) -> EdgeGraph:
+        """The components and their edges by name."""
+        shape = self._program.shapes[self.components.readers[-1].entry]
+        return EdgeGraph.of(self.components, width=None if shape is None else int(shape[-1]))
+
+    @cached_property
     def parts(self) -> StreamParts:
         """The parts of the stream: what each component wrote into it."""
         try:
@@ -215,12 +223,12 @@ class EdgeFacts:
     @cached_property
     def live(self) -> LiveStreams:
         """Streams as readers see them when components between are computed anew."""
-        return LiveStreams(self._table, self.components)
+        return LiveStreams(self.components, self.parts.values, self.parts.views)
 
     @cached_property
     def readers(self) -> ReaderValues:
         """Values that readers compute from a stream."""
-        return ReaderValues(self._table, self.components)
+        return ReaderValues(self.components, self.parts.values, self.parts.views)
 
 
 _known: WeakKeyDictionary[Captured, dict[tuple[str, bool], EdgeFacts]] = WeakKeyDictionary()

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.components import Components, HeadWriters
 from conewise.anatomy.sites import HeadResult, SiteTable
 from conewise.anatomy.wiring import AffinePath, Step, affine_path
-from conewise.circuits.readers import AffineWalk, Read, Rows, StackedValues, StreamViews, bent, has_sizes
+from conewise.circuits.readers import AffineWalk, Rows, StackedValues, StreamViews, bent, has_sizes
 from conewise.errors import NAN_OF_PADDING, EdgeError
 from conewise.program.tensors import computing
+from conewise.program.walk import Read
 from conewise.runs.values import Values, reader
-
-Tensor = torch.Tensor
 
 
 class HeadShares:
@@ -54,8 +54,10 @@ class HeadShares:
         """The shares behind the output projection, [head, batch, pos, d_model]; into `out` if given."""
         result = self._result
         assert result is not None
-        z, weight = self._z(read), read(result.weight)
-        by_head = (weight.T if result.out_in else weight).unflatten(0, z.shape[-2:])
+        view, weight = self.heads.view, read(result.weight)
+        sizes = self._values.like(read, self.heads.node)[0] if has_sizes(view) else ()
+        z = view.present(read(self.heads.node), sizes)
+        by_head = result.by_head(weight, z.shape[-2:])
         batch, pos, heads, width = z.shape
         rows = z.to(weight.dtype).permute(2, 0, 1, 3).reshape(heads, batch * pos, width)
         if out is None or out.dtype != weight.dtype or not out.is_contiguous():
@@ -66,23 +68,24 @@ class HeadShares:
 
     def at_term(self, read: Read) -> Tensor:
         """Return the shares as the term is laid out, [head, *its shape]."""
-        sizes, reading = self._reading(read)
+        node, layout = self.heads.node, self._values.layout(read)
+        sizes, reading = self._values.like(read, node)
         if self._result is None:
-            begin, stack = self.heads.node, self._apart(read(self.heads.node), sizes)
+            begin, stack = node, self._apart(read(node), sizes)
         else:
             begin, shares = self._result.projection.name, self.projected(read)
             shares = shares.transpose(1, 2) if self._result.is_pos_first else shares
-            stack = shares.reshape(len(self.heads.rows), *self._shape_at(read, begin))
+            shape, worlds = list(layout.shape(begin) or ()), self._values.worlds_in(read, node, read(node))
+            if (dim := layout.batch_dim.get(begin)) is not None:
+                shape[dim] *= worlds
+            stack = shares.reshape(len(self.heads.rows), *shape)
         return self._behind.parts({begin: Rows(stack, self.heads.rows)}, reading)[self.heads.term].stack
 
     def constant(self, read: Read) -> Tensor:
         """Return what the term has without any head: biases."""
         none = torch.zeros_like(read(self.heads.node))
-        return self._whole.constants({self.heads.node: none}, self._reading(read)[1])[self.heads.term]
-
-    def _z(self, read: Read) -> Tensor:
-        view = self.heads.view
-        return view.present(read(self.heads.node), self._reading(read)[0] if has_sizes(view) else ())
+        _, reading = self._values.like(read, self.heads.node)
+        return self._whole.constants({self.heads.node: none}, reading)[self.heads.term]
 
     def _apart(self, z: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """[head, *z's shape]: z with one head each, and zeros for the others."""
@@ -92,19 +95,6 @@ class HeadShares:
         dim = view.axes.index("head")
         torch.diagonal(target, dim1=0, dim2=dim + 1).copy_(own.movedim(dim, -1))
         return stack
-
-    def _shape_at(self, read: Read, name: str) -> tuple[int, ...]:
-        layout = self._values.layout(read)
-        shape = layout.shape(name)
-        assert shape is not None
-        dim = layout.batch_dim.get(name)
-        worlds = self._values.worlds_in(read, self.heads.node, read(self.heads.node))
-        return tuple(n * worlds if at == dim else n for at, n in enumerate(shape))
-
-    def _reading(self, read: Read) -> tuple[tuple[int, ...], Read]:
-        node = self.heads.node
-        worlds = self._values.worlds_in(read, node, read(node))
-        return self._values.layout(read).sizes(worlds), self._values.reading(read, worlds)
 
 
 class StreamParts:
@@ -120,12 +110,13 @@ class StreamParts:
     def __init__(self, sites: SiteTable, components: Components) -> None:
         self.components = components
         self._wiring = components.wiring
-        self._values = StackedValues(components.program)
+        self.values = StackedValues(components.program)
         _expect_one_device(components)
-        self._views = StreamViews(sites, components)
-        self._heads = [HeadShares(sites, components, heads, self._values) for heads in components.heads]
+        self.views = StreamViews(sites, components)
+        self.heads = [HeadShares(sites, components, heads, self.values) for heads in components.heads]
+        """The shares of the heads of each layer."""
         self._terms = components.terms
-        self._of_term = {one.heads.term: one for one in self._heads}
+        self._of_term = {one.heads.term: one for one in self.heads}
         paths = {entry: self._path(entry) for entry in components.entries}
         self.is_carried_unchanged = all(path.is_unchanged for path in paths.values())
         self._to_entries = dict(_in_a_row(paths))
@@ -169,7 +160,8 @@ class StreamParts:
             )
         with computing():
             if self.is_carried_unchanged:
-                return self._unchanged(read, self._count(entry))
+                own = None if entry is None else self.components.entries[entry][0].writers
+                return self._unchanged(read, len(self.components.writers) if own is None else own)
             return next(
                 parts for at, parts in self._carried(read, self._to_entries, self._terms) if at == entry
             )
@@ -202,7 +194,7 @@ class StreamParts:
 
     def as_node(self, entry: str, stack: Tensor) -> Tensor:
         """Streams [n, batch, pos, d_model], each in the form of the value at `entry`."""
-        found: Tensor = torch.vmap(lambda stream: self._views.as_node(entry, stream))(stack)
+        found: Tensor = torch.vmap(lambda stream: self.views.as_node(entry, stream))(stack)
         return found
 
     def constant(self, read: Read, entry: str) -> Tensor:
@@ -268,7 +260,8 @@ class StreamParts:
         self, read: Read, walks: Mapping[str, AffineWalk], *, whole: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         """The constant part at the end of each walk, in order."""
-        reading, known = self._reading(read), dict[str, Tensor]()
+        _, reading = self.values.like(read, self.components.writers[0].node)
+        known = dict[str, Tensor]()
 
         def begin(term: str) -> Tensor:
             shares = None if whole else self._of_term.get(term)
@@ -283,7 +276,8 @@ class StreamParts:
         self, read: Read, walks: Mapping[str, AffineWalk], rows: Mapping[str, range], *, whole: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
         """The parts of each row at the end of each walk, in order."""
-        reading, known = self._reading(read), dict[str, Rows]()
+        _, reading = self.values.like(read, self.components.writers[0].node)
+        known = dict[str, Rows]()
 
         def begin(term: str) -> Rows:
             shares = None if whole else self._of_term.get(term)
@@ -295,16 +289,12 @@ class StreamParts:
 
     # -- parts that stay as they are -----------------------------------------------------------
 
-    def _count(self, entry: str | None) -> int:
-        if entry is None:
-            return len(self.components.writers)
-        return self.components.entries[entry][0].writers
-
     def _unchanged(self, read: Read, count: int) -> Tensor:
         """The first so many parts, where all are found in the stream as they are."""
         last = list(self.components.entries)[-1]
         dtype = self._wiring.program.dtypes.get(last)
-        first = self._presented(read, self.components.writers[0].node)
+        node = self.components.writers[0].node
+        first = self._shown(read, node, read(node)[None])
         out = first.new_empty((count, *first.shape[1:]), dtype=dtype)
         out[:1] = first
         for term, numbers in self._terms.items():
@@ -312,28 +302,19 @@ class StreamParts:
                 shares = self._of_term.get(term)
                 own = out[numbers.start : numbers.stop]
                 if shares is None:
-                    own[:] = self._presented(read, term)
+                    own[:] = self._shown(read, term, read(term)[None])
                 elif shares.is_plain:
                     shares.projected(read, own)
                 else:
                     own[:] = self._shown(read, term, shares.at_term(read))
         return out
 
-    def _presented(self, read: Read, node: str) -> Tensor:
-        return self._shown(read, node, read(node)[None])
-
     def _shown(self, read: Read, node: str, stack: Tensor) -> Tensor:
         """[writer, batch, pos, d_model] of a stack of values of a node."""
-        sizes = self._sizes(read, node, stack[0]) if self._views.needs_sizes(node) else ()
-        return self._views.shown(node, stack, sizes)
-
-    def _sizes(self, read: Read, node: str, value: Tensor) -> tuple[int, ...]:
-        worlds = self._values.worlds_in(read, node, value)
-        return self._values.layout(read).sizes(worlds)
-
-    def _reading(self, read: Read) -> Read:
-        node = self.components.writers[0].node
-        return self._values.reading(read, self._values.worlds_in(read, node, read(node)))
+        sizes: tuple[int, ...] = ()
+        if self.views.needs_sizes(node):
+            sizes = self.values.layout(read).sizes(self.values.worlds_in(read, node, stack[0]))
+        return self.views.shown(node, stack, sizes)
 
 
 def _expect_one_device(components: Components) -> None:

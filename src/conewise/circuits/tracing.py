@@ -21,7 +21,6 @@ from conewise.anatomy.padding import shown_positions
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Cell, Choice, Spread, chosen
 from conewise.arguments import as_bytes, checked
-from conewise.checks.recheck import CellCheck
 from conewise.errors import BudgetError, PromptError, SweepError, describe
 from conewise.jobs.runnable import How, Runnable
 from conewise.program.records import SIZES, Program
@@ -41,6 +40,7 @@ from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.result import Result
 from conewise.sweeps.storage.codec import decoded
+from conewise.sweeps.storage.result_data import CellCheck
 from conewise.sweeps.sweep import Sweep
 from conewise.templates import note, shown
 from conewise.text.tokens import AnswerReader, subject_positions
@@ -58,7 +58,7 @@ MOST_SAMPLES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What a trace has beside its result, in plain values."""
+    """The settings of a trace beside its result, in plain values."""
 
     subject: tuple[int, ...]
     noise: str

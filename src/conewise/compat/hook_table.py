@@ -7,7 +7,6 @@ at the node behind them.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from conewise.anatomy.attention_axes import through_layout
 from conewise.anatomy.places import PlaceLike
 from conewise.anatomy.wiring import Wiring, affine_path
 from conewise.compat.matrices import Matrices, Norm, Written, is_alike, norm_of
-from conewise.errors import MissingSiteError
+from conewise.errors import MissingSiteError, nearest
 from conewise.model import Model
 from conewise.program.records import REARRANGEMENTS, Record
 from conewise.runs.reading import Reading
@@ -265,10 +264,9 @@ class HookTable:
             except MissingSiteError as error:
                 if get_act_name(kind, int(parts[1])) == name:
                     return error
-        near = difflib.get_close_matches(name, self.entries, n=3, cutoff=0.5)
-        nearest = f" Nearest: {', '.join(near)}." if near else ""
+        near = nearest(name, self.entries)
         return MissingSiteError(
-            f"no hook {name!r} in this model.{nearest} All of them: `list(model.hook_dict)`."
+            f"no hook {name!r} in this model.{near} All of them: `list(model.hook_dict)`."
         )
 
     # -- what is there -----------------------------------------------------------------------------

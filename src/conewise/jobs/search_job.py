@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.circuits.forwards import Asked, FollowingForward, WorldsPart, asked
-from conewise.circuits.masked_forward import Forward, Mask, Numbers
+from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.replaced_parts import Mask
 from conewise.errors import FleetError
 from conewise.jobs.payload import Work, packed
 from conewise.jobs.scheduling import Crew, Done, Failed, FleetLedger, Share, WorkerJob, run_shares

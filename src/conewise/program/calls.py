@@ -7,14 +7,14 @@ arguments by position or by keyword, and may leave out what was constant in the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from conewise.errors import InputMismatchError
 
@@ -30,6 +30,12 @@ class Call:
         """The leaves with their names, in the order in which `torch.export` flattens them."""
         named, spec = tree_flatten_with_path((self.args, dict(self.kwargs)))
         return [(_leaf_name(path), value) for path, value in named], spec
+
+    def mapped(self, change: Callable[[str, Any], Any]) -> Call:
+        """The call with `change(name, value)` in place of each leaf."""
+        named, spec = self.leaves()
+        args, kwargs = tree_unflatten([change(name, value) for name, value in named], spec)
+        return Call(args, kwargs)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import inspect
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from conewise.anatomy.dimensions import find_dimensions
 from conewise.anatomy.placements import Outputs
@@ -33,7 +33,7 @@ from conewise.program.calls import (
     normal_call,
 )
 from conewise.program.lowering import lower
-from conewise.program.records import Input, Program
+from conewise.program.records import Program
 from conewise.program.untraced import Untraced, traced, untraced
 from conewise.threads import one_module
 
@@ -129,34 +129,28 @@ class Sampler:
     @property
     def length_is_fixed(self) -> bool:
         """True if an input has positions, as token ids do, and their number cannot vary."""
-        return any(
-            len(i.shape) == (3 if i.dtype.is_floating_point else 2) and isinstance(i.shape[1], int)
-            for i in self.program.inputs
-        )
+        return any(leaf.has_positions and isinstance(leaf.shape[1], int) for leaf in self.program.inputs)
 
     def draw(self, seed: int, *, batch: int | None = None, length: int | None = None) -> Call:
         """A random call, with this batch and length where those may vary."""
         generator = torch.Generator().manual_seed(seed % 2**64)
-        named, spec = self.signature.example.leaves()
         known = self.program.dimensions
         wanted = dict.fromkeys(known.batch, batch) | dict.fromkeys(known.positions, length)
-        examples = dict(named)
+        examples = dict(self.signature.example.leaves()[0])
         sizes, symbols = self.program.sizes, dict[str, int]()
         for symbol, (name, dim) in sizes.symbols.items():
             size = wanted.get(symbol)
             symbols[symbol] = int(examples[name].shape[dim]) if size is None else size
         shapes = {i.name: [sizes.value(n, symbols) for n in i.shape] for i in self.program.inputs}
-        drawn = [
-            self._drawn(name, value, shapes.get(name, list(value.shape)), generator)
-            if isinstance(value, torch.Tensor)
-            else value
-            for name, value in named
-        ]
-        args, kwargs = tree_unflatten(drawn, spec)
-        return Call(args, kwargs)
+
+        def drawn(name: str, value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            return self._drawn(name, value, shapes.get(name, value.shape), generator) if is_tensor else value
+
+        return self.signature.example.mapped(drawn)
 
     def _drawn(
-        self, name: str, value: torch.Tensor, shape: list[int], generator: torch.Generator
+        self, name: str, value: torch.Tensor, shape: Sequence[int], generator: torch.Generator
     ) -> torch.Tensor:
         if value.is_floating_point():
             return torch.randn(shape, generator=generator).to(value)
@@ -186,7 +180,7 @@ class Sampler:
                     value = value.narrow(dim, 0, length)
             return value
 
-        return _mapped(call, pick), length
+        return call.mapped(pick), length
 
     def _real_length(self, call: Call, row: int) -> int | None:
         masks = [v for n, v in call.leaves()[0] if n.endswith("attention_mask") and v is not None]
@@ -206,17 +200,11 @@ def tensor_leaves(outputs: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
-def _right_padding(shape: list[int], generator: torch.Generator) -> torch.Tensor:
+def _right_padding(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     """1 for what counts. The first half of a row always does: a row must have something to attend to."""
     rows, length = shape
     lengths = torch.randint((length + 1) // 2, length + 1, (rows, 1), generator=generator)
     return (torch.arange(length) < lengths).long()
-
-
-def _mapped(call: Call, function: Callable[[str, Any], Any]) -> Call:
-    named, spec = call.leaves()
-    args, kwargs = tree_unflatten([function(name, value) for name, value in named], spec)
-    return Call(args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -365,12 +353,8 @@ def _is_open(program: Program) -> bool:
     return all(
         not isinstance(leaf.shape[dim], int)
         for leaf in program.inputs
-        for dim in range(min(len(leaf.shape), 2 if _looks_like_sequence(leaf) else 1))
+        for dim in range(min(len(leaf.shape), 2 if leaf.has_positions else 1))
     )
-
-
-def _looks_like_sequence(leaf: Input) -> bool:
-    return len(leaf.shape) == (3 if leaf.dtype.is_floating_point else 2)
 
 
 def _is_square(tensor: torch.Tensor) -> bool:
@@ -379,17 +363,13 @@ def _is_square(tensor: torch.Tensor) -> bool:
 
 def distinct(call: Call) -> Call:
     """The example with a copy of every tensor: `torch.export` takes one tensor, given twice, for one."""
-    args, kwargs = tree_map(
-        lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value,
-        (call.args, dict(call.kwargs)),
-    )
-    return Call(args, kwargs)
+    return call.mapped(lambda _, value: value.detach().clone() if isinstance(value, torch.Tensor) else value)
 
 
 def _without_ones(call: Call, repeat_batch: bool, repeat_sequence: bool) -> Call:
     """The example with dimensions of size 1 repeated: `torch.export` would take 1 for a constant."""
 
-    def repeat(value: Any) -> Any:
+    def repeat(_: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return value
         if repeat_batch and value.shape[0] == 1:
@@ -398,8 +378,7 @@ def _without_ones(call: Call, repeat_batch: bool, repeat_sequence: bool) -> Call
             value = value.repeat(1, 2, *[1] * (value.ndim - 2))
         return value
 
-    args, kwargs = tree_map(repeat, (call.args, dict(call.kwargs)))
-    return Call(args, kwargs)
+    return call.mapped(repeat)
 
 
 def _has_sequence(tensor: torch.Tensor) -> bool:
@@ -480,7 +459,7 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _identities(value: list[Any] | dict[Any, Any] | set[Any]) -> list[int]:
-    """Which objects a container holds, in order."""
+    """The identities of the objects that a container holds, in order."""
     held = [*value, *value.values()] if isinstance(value, dict) else value
     return list(map(id, held))
 

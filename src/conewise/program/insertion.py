@@ -21,7 +21,7 @@ import torch
 
 from conewise.errors import ConewiseError, DictionaryError
 from conewise.program.lowering import live
-from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
+from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source, filled
 from conewise.program.sizes import Size, SizeTable, is_equal
 
 _aten = torch.ops.aten
@@ -122,7 +122,7 @@ class Insertion:
                     args=self.template(record.args, names, part.sizes, symbols),
                     kwargs=self.template(dict(record.kwargs), names, part.sizes, symbols),
                     modules=(*under, *inner),
-                    shape=None if record.shape is None else self.shape(record.shape, symbols),
+                    shape=record.shape and tuple(_size(size, symbols) for size in record.shape),
                 )
             )
         for guard in part.sizes.relations:
@@ -214,35 +214,16 @@ class Insertion:
         self, given: Any, names: Mapping[str, str], sizes: SizeTable, symbols: Mapping[Any, Any]
     ) -> Any:
         """The arguments of a record, with names and sizes of the program in them."""
-        match given:
-            case Ref(name):
-                return Ref(names[name])
-            case SizeRef(index):
-                size = self.size(sizes.expressions[index], symbols)
-                return size if isinstance(size, int) else SizeRef(self.sizes.index(size))
-            case tuple():
-                return tuple(self.template(item, names, sizes, symbols) for item in given)
-            case list():
-                return [self.template(item, names, sizes, symbols) for item in given]
-            case dict():
-                return {key: self.template(item, names, sizes, symbols) for key, item in given.items()}
-            case slice():
-                bounds = (given.start, given.stop, given.step)
-                return slice(*(self.template(bound, names, sizes, symbols) for bound in bounds))
-            case _:
-                return given
 
-    def shape(self, shape: Iterable[Size], symbols: Mapping[Any, Any]) -> tuple[Size, ...]:
-        """A shape in the symbols of the program."""
-        return tuple(self.size(size, symbols) for size in shape)
+        def translated(leaf: Any) -> Any:
+            if isinstance(leaf, Ref):
+                return Ref(names[leaf.name])
+            if not isinstance(leaf, SizeRef):
+                return leaf
+            size = _size(sizes.expressions[leaf.index], symbols)
+            return size if isinstance(size, int) else SizeRef(self.sizes.index(size))
 
-    @staticmethod
-    def size(size: Size, symbols: Mapping[Any, Any]) -> Size:
-        """A size in the symbols of the program."""
-        if isinstance(size, int):
-            return size
-        found = size.xreplace(symbols)
-        return int(found) if found.is_Integer else found
+        return filled(given, translated)
 
     def made(self, name: str) -> Record | None:
         """The record of that name, of the program or one that was added."""
@@ -350,27 +331,23 @@ class _Splicing(Insertion):
         self.ports.append(ModulePort(call, "Identity", (of,), (name,)))
 
 
+def _size(size: Size, symbols: Mapping[Any, Any]) -> Size:
+    """A size in the symbols of the program."""
+    if isinstance(size, int):
+        return size
+    found = size.xreplace(symbols)
+    return int(found) if found.is_Integer else found
+
+
 def reading(record: Record, renamed: Mapping[str, str]) -> Record:
     """The record, with others of the values that it reads."""
     if renamed.keys().isdisjoint(record.inputs):
         return record
 
-    def named(given: Any) -> Any:
-        match given:
-            case Ref(name):
-                return Ref(renamed.get(name, name))
-            case tuple():
-                return tuple(map(named, given))
-            case list():
-                return list(map(named, given))
-            case dict():
-                return {key: named(item) for key, item in given.items()}
-            case slice():
-                return slice(named(given.start), named(given.stop), named(given.step))
-            case _:
-                return given
+    def named(leaf: Any) -> Any:
+        return Ref(renamed.get(leaf.name, leaf.name)) if isinstance(leaf, Ref) else leaf
 
-    return replace(record, args=named(record.args), kwargs=named(dict(record.kwargs)))
+    return replace(record, args=filled(record.args, named), kwargs=filled(dict(record.kwargs), named))
 
 
 def ordered(records: Sequence[Record]) -> tuple[Record, ...]:

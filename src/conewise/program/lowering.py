@@ -24,6 +24,7 @@ from conewise.program.records import (
     Ref,
     SizeRef,
     Source,
+    filled,
 )
 from conewise.program.sizes import (
     Size,
@@ -437,20 +438,7 @@ class _Lowering:
         return reference
 
     def _template(self, argument: Any) -> Any:
-        match argument:
-            case fx.Node():
-                return self._current(argument)
-            case tuple():
-                return tuple(self._template(item) for item in argument)
-            case list():
-                return [self._template(item) for item in argument]
-            case dict():
-                return {key: self._template(item) for key, item in argument.items()}
-            case slice():
-                parts = (argument.start, argument.stop, argument.step)
-                return slice(*(self._template(part) for part in parts))
-            case _:
-                return argument
+        return filled(argument, lambda one: self._current(one) if isinstance(one, fx.Node) else one)
 
     def _emit(
         self,

@@ -111,6 +111,11 @@ class Input:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def has_positions(self) -> bool:
+        """True if dimension 1 looks like positions: token ids and masks, or embeddings."""
+        return len(self.shape) == (3 if self.dtype.is_floating_point else 2)
+
 
 @dataclass(frozen=True, slots=True)
 class ModulePort:
@@ -284,6 +289,22 @@ class Program:
             assert known.issuperset(record.inputs), record
             known.add(record.name)
         assert all(out.name in known for out in self.outputs if isinstance(out, Ref))
+
+
+def filled(template: Any, leaf: Callable[[Any], Any]) -> Any:
+    """An argument template with `leaf(one)` in place of each of its leaves."""
+    match template:
+        case tuple():
+            return tuple([filled(one, leaf) for one in template])
+        case list():
+            return [filled(one, leaf) for one in template]
+        case dict():
+            return {key: filled(one, leaf) for key, one in template.items()}
+        case slice():
+            bounds = (template.start, template.stop, template.step)
+            return slice(*(filled(bound, leaf) for bound in bounds))
+        case _:
+            return leaf(template)
 
 
 def _leaves(template: Any) -> Iterator[Any]:

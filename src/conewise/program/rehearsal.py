@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensor,
@@ -23,8 +24,6 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-
-Tensor = torch.Tensor
 
 MOST_KNOWN = 1 << 14
 _MADE: dict[Hashable, Any] = {}

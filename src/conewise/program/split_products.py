@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 BLOCK = 1 << 25
 """The most numbers of a factor that are split at a time: more rows are multiplied block by block."""

@@ -23,7 +23,6 @@ import numpy as np
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Spread
 from conewise.arguments import shown_bytes
-from conewise.checks.recheck import CellCheck
 from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.files import expect_file
@@ -45,7 +44,7 @@ from conewise.report.sent import (
 )
 from conewise.report.story import Story
 from conewise.status import shown_phases
-from conewise.sweeps.storage.result_data import ResultData
+from conewise.sweeps.storage.result_data import CellCheck, ResultData
 from conewise.templates import DARK, LIGHT, asset
 
 with needs("plots"):

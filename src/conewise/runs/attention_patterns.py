@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.attention import attention_argument
 from conewise.anatomy.places import as_numbers, site
@@ -25,8 +26,6 @@ from conewise.text.tokens import position_labels
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
-
-Tensor = torch.Tensor
 DRAWN = 400_000
 """The most weights that one figure draws."""
 

@@ -355,10 +355,6 @@ def backward_cost_of(
     tape: Tape, metric: Metric, sites: SelectorLike, inputs: Mapping[str, Tensor], *, weights: bool
 ) -> BackwardCost:
     """Count what a patch of each cell of `sites` makes stale, by the gradients by them, or by the weights."""
-    if not isinstance(weights, bool):
-        raise GradientError(
-            f"`weights` is {weights!r}; it is True for gradients by every parameter, or False."
-        )
     expect_prompts(metric, Outputs(tape.model.program).prompts(inputs), "this run")
     found = spread(as_selectors(sites), tape.model, [lambda one: lengths_of(tape, one)])
     located = located_places(tape.model, (place for places in found.places for place in places))

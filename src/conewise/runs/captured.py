@@ -79,7 +79,7 @@ class Captured:
     """
 
     origin: str = ""
-    """Where the weights came from, in words; empty where a module was captured."""
+    """The origin of the weights, in words; empty where a module was captured."""
 
     def __init__(
         self,

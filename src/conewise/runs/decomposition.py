@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from conewise.circuits.readers import AffineWalk, Rows, StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
-from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Record, Ref
+from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Program, Record, Ref
 from conewise.program.tensors import Tensor, computing
-from conewise.program.walk import between, field_names, output_names
+from conewise.program.walk import Read, between, field_names, output_names
 from conewise.runs.values import Values, reader
 from conewise.templates import Heatmap, heading, note, shown
 from conewise.text.tokens import position_labels
@@ -35,6 +35,12 @@ def logits_name(run: Values) -> str | None:
     program = run.model.program
     names = field_names(program, "logits") or output_names(program)
     return names[0] if len(names) == 1 else None
+
+
+def by_position(program: Program, name: str, value: Tensor, prompts: int) -> Tensor:
+    """[prompt, pos, token] of an output's value; one position where it has none."""
+    placed = Outputs(program).arranged(name, value, 1, prompts)[0]
+    return placed.unsqueeze(1) if placed.ndim == 2 else placed
 
 
 def difference(found: Tensor, whole: Tensor) -> Tensor:
@@ -57,9 +63,6 @@ def patches_in_the_way(run: Values) -> str:
         f" This world is patched at {places}: what a patch puts into the stream, or into what heads add to "
         "it, no component wrote. Patch what components read or make (z, mlp_out), or take the run apart."
     )
-
-
-Read = Callable[[str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,7 @@ class Unembedding:
         parts, tokens = stack.shape[0], stack.shape[-1]
         # Parts stand beside tokens meanwhile: what is last is not looked at where prompts are found.
         beside = stack.movedim(0, -1).flatten(-2)
-        placed = Outputs(self._program).arranged(self._product.name, beside, 1, prompts)[0]
-        if placed.ndim == 2:
-            placed = placed.unsqueeze(1)
+        placed = by_position(self._program, self._product.name, beside, prompts)
         return placed.unflatten(-1, (tokens, parts)).movedim(-1, 0)  # type: ignore[no-untyped-call,no-any-return]
 
     def _at_logits(self, read: Read, arranged: Tensor, tokens: Sequence[int], prompts: int) -> Shares:
@@ -217,8 +218,7 @@ class Unembedding:
 
     def _picked(self, read: Read, name: str, tokens: Sequence[int], prompts: int) -> Tensor:
         """[prompt, pos, token] of the logits of a run."""
-        value = Outputs(self._program).arranged(name, read(name), 1, prompts)[0]
-        value = value.unsqueeze(1) if value.ndim == 2 else value
+        value = by_position(self._program, name, read(name), prompts)
         return value[..., torch.tensor(list(tokens), device=value.device)]
 
 
@@ -349,8 +349,6 @@ def index_of(names: tuple[str, ...], name: str) -> int:
 
 def expect_prompt(prompt: int, prompts: int) -> int:
     """A prompt's number. Raises DecompositionError for one that is not there."""
-    if isinstance(prompt, bool) or not hasattr(prompt, "__index__"):
-        raise DecompositionError(f"prompt={prompt!r}: give its number, from 0.")
     if not -prompts <= prompt < prompts:
         raise DecompositionError(f"no prompt {prompt}: there are {prompts}, from 0.")
     return prompt % prompts

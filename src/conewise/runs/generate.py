@@ -560,7 +560,7 @@ def _fixed(place: Place, found: Located, value: Tensor) -> Tensor:
 
 
 def _hooks(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Hook]:
-    """Where the module shows the nodes that are patched: found once, on the example, and kept."""
+    """Find the hooks at which the module shows the patched nodes: once, on the example; they are kept."""
     known: dict[str, Hook] = vars(model).setdefault("_hooks", {})
     wanted = [node for node in dict.fromkeys(patch.found.node for patch in patches) if node not in known]
     if wanted:

@@ -18,13 +18,12 @@ from conewise.attributing.relevance import Relevance
 from conewise.errors import ConewiseError, GradientError, MissingSiteError
 from conewise.program.records import SIZES, Program, Record
 from conewise.program.tensors import Tensor, recordable, recording
-from conewise.program.walk import WalkStep, assembled, plan_walk
+from conewise.program.walk import Read, WalkStep, assembled, plan_walk
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, applied, applied_whole, at_run, expect_prompts, nodes_read
 from conewise.runs.spreading import spread
 from conewise.runs.values import Edit, applied_in_turn
 
-Read = Callable[[str], Any]
 Recorded = dict[str, Any]
 """Values of nodes, by name, as torch's autograd has recorded them."""
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 
 from conewise.errors import InputMismatchError, MetricError, MissingSiteError, PromptError, describe
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_apart, logit_diff, one_number, prob
 from conewise.text.tokens import AnswerReader, token_ids
-
-Tensor = torch.Tensor
 
 
 def is_text(given: object) -> TypeGuard[str | Sequence[str]]:

@@ -28,7 +28,7 @@ from conewise.runs.reading import Intervening, Reading
 from conewise.runs.run import baseline
 
 PartsOf = Callable[[Reading], Tensor]
-"""What the writers of a model put into its residual stream in a run: [writer, batch, pos, d_model]."""
+"""The parts that writers put into the residual stream in a run: [writer, batch, pos, d_model]."""
 
 PARTS = ("writer", "batch", "pos", "d_model")
 """The axes of what writers put into the stream."""
@@ -84,13 +84,13 @@ class Intervention(Intervening):
 
     @property
     def how(self) -> str:
-        """How it is put in: see `SourcedPlace`."""
+        """The way in which it is put in: see `SourcedPlace`."""
         if self.value is not None:
             return "value"
         return "shift" if self.shift is not None else "function" if self.is_function else "whole"
 
     def for_world(self, place: Place, base: Reading) -> Tensor | Callable[[Tensor], Tensor]:
-        """What a patch at `place` of a fork of `base` is."""
+        """Return the patch at `place` of a fork of `base`."""
         self.expect_model(base.model)
         if self.expect_kind is not None:
             self.expect_kind(place, base.model.locate(place))
@@ -115,25 +115,19 @@ def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
 
     It can be given wherever the function can: as `source`, and to `world.patch`.
     """
-    if not callable(function):
-        raise PatchError(
-            f"an intervention is a function of what would have been there, not {describe(function)}."
-        )
     return Keyed(function, expect_key(key, PatchError))
 
 
 @checked
 def add(vector: Tensor, scale: float = 1.0) -> Intervention:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
-    if not isinstance(vector, Tensor):
-        raise PatchError(f"cw.add takes a tensor, which it adds to what is there, not {describe(vector)}.")
     _expect_dense(vector, "the vector to add")
     if vector.is_complex():
         raise PatchError(
             f"the vector to add is {vector.dtype}, and its imaginary part would be lost; give a real one, "
             "`vector.real`."
         )
-    scale, vector = _as_scale(scale), copy_of(vector)
+    vector = copy_of(vector)
     return Intervention(
         f"add(scale={scale})",
         lambda place, _: lambda present: _added(present, vector, scale, str(place)),
@@ -270,13 +264,6 @@ def constant(given: Tensor | float) -> Intervention:
     return Intervention(name, part, ("value", value), value=value)
 
 
-def _as_scale(scale: object) -> float:
-    number = _as_number(scale)
-    if number is None or not math.isfinite(number):
-        raise PatchError(f"cw.add multiplies its vector by a finite number, not by {describe(scale)}.")
-    return number
-
-
 def _as_number(given: object) -> float | None:
     """A plain number, whatever kind of number was given; None for what is none."""
     if isinstance(given, Tensor) and given.ndim == 0:
@@ -379,8 +366,6 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
     model that was captured with its tokenizer takes texts of any lengths.
     """
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
-    if isinstance(batches, str):
-        batches = [batches]
     if isinstance(batches, Mapping | Tensor):
         raise PatchError(
             f"a dataset is a list of batches of the model's inputs, [{{'input_ids': ...}}], or of texts, not "
@@ -510,7 +495,7 @@ def _alike(model: Captured, place: Place) -> list[Place]:
 
 
 def as_intervention(given: Any, model: Captured) -> Intervention:
-    """What people may give as `source`: a run, "zero", "mean", an intervention, or a function."""
+    """Return the intervention for a `source`: a run, "zero", "mean", an intervention, or a function."""
     if isinstance(given, Intervention):
         given.expect_model(model)
         return given
@@ -538,7 +523,7 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
 
 
 def as_own(given: Any, model: Captured) -> Intervention:
-    """What people may give as the source of a cell: what a sweep takes, a tensor, or a number."""
+    """Return the intervention for the source of a cell: what a sweep takes, a tensor, or a number."""
     if isinstance(given, Tensor):
         return constant(given)
     number = _as_number(given)
@@ -672,7 +657,7 @@ class OwnSources(Sequence[Intervention]):
         return self._put[number]
 
     def of(self, source: Any) -> Intervention:
-        """What a source that was numbered is taken for."""
+        """Return the intervention of a source that was numbered."""
         return self._put[self.number(source)]
 
     def number(self, source: Any) -> int:
@@ -732,7 +717,7 @@ class OwnSources(Sequence[Intervention]):
 
 @dataclass(frozen=True, slots=True)
 class _Hole:
-    """What has to be filled: the shape of a part, its axes in words, its dtype and device where known."""
+    """A part to be filled: its shape, its axes in words, its dtype and device where known."""
 
     shape: tuple[int, ...]
     axes: str
@@ -776,7 +761,7 @@ def _expect_usable(put: Intervention, label: str) -> None:
 
 
 def _key(source: Any) -> Any:
-    """What tells sources apart: texts and numbers are what they are, all else is its own."""
+    """Return the key of a source: texts and numbers are what they are, all else is its own."""
     return (type(source), source) if isinstance(source, str | int | float) else id(source)
 
 

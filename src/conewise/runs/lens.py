@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.residual_names import Layer
@@ -19,6 +20,7 @@ from conewise.extras import needs
 from conewise.program.tensors import computing
 from conewise.program.walk import between, described_fields
 from conewise.runs.decomposition import (
+    by_position,
     difference,
     expect_prompt,
     largest,
@@ -32,8 +34,6 @@ from conewise.text.tokens import position_labels, token_numbers, token_text
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
-
-Tensor = torch.Tensor
 POSITIONS = 24
 """The number of positions that a notebook shows, the last ones."""
 
@@ -242,18 +242,17 @@ class Head:
 
 def lens(run: Values, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
     """The logit lens of a run; see `Run.lens`."""
-    if isinstance(top, bool) or not hasattr(top, "__index__") or top < 1:
+    if top < 1:
         raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
     head, read = Head(run, stack), reader(run)
-    outputs = Outputs(run.model.program)
-    prompts = outputs.prompts(run.inputs)
-    own = _placed(outputs, head.output, read(head.output), prompts)
+    prompts = Outputs(run.model.program).prompts(run.inputs)
+    own = by_position(run.model.program, head.output, read(head.output), prompts)
     asked = token_numbers(tokens, tokenizer, own.shape[-1])
     rows, found = [], []
     with computing():
         for name, node in head.rows():
             rows.append(name)
-            logits = _placed(outputs, head.output, head.logits(read, node), prompts)
+            logits = by_position(run.model.program, head.output, head.logits(read, node), prompts)
             if node == head.entry:
                 _expect_own(run, logits, own)
             found.append(_looked_at(logits, min(top, own.shape[-1]), asked))
@@ -265,12 +264,6 @@ def lens(run: Values, *, top: int = 5, tokens: Any = (), stack: str = "", tokeni
         texts = {number: visible(token_text(tokenizer, number)) for number in sorted(numbers)}
     labels = position_labels(run.inputs, tokenizer, *own.shape[:2])
     return Lens(tuple(rows), top_tokens, top_probs, asked, own_logits, probs, ranks, labels, texts)
-
-
-def _placed(outputs: Outputs, name: str, value: Tensor, prompts: int) -> Tensor:
-    """[prompt, pos, token]; one position where logits have none."""
-    placed = outputs.arranged(name, value, 1, prompts)[0]
-    return placed.unsqueeze(1) if placed.ndim == 2 else placed
 
 
 def _looked_at(logits: Tensor, top: int, asked: Sequence[int]) -> tuple[Tensor, ...]:

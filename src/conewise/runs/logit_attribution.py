@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from conewise.anatomy.placements import Outputs
 from conewise.arguments import Count, checked
 from conewise.circuits.replaced_parts import EdgeFacts
 from conewise.circuits.stream_parts import TOLERANCES
@@ -19,6 +19,7 @@ from conewise.runs.decomposition import (
     BIAS,
     Part,
     Unembedding,
+    by_position,
     difference,
     expect_prompt,
     expect_way,
@@ -36,8 +37,6 @@ from conewise.text.tokens import position_labels
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
-
-Tensor = torch.Tensor
 Rows = tuple[tuple[tuple[int, float], ...], ...]
 
 
@@ -198,7 +197,7 @@ def attribute(
     picked = (lambda value: _at_last(value, metric.behind)) if pos == "last" else (lambda value: value)
     added = torch.einsum("nptk,pk->npt", picked(shares.parts).double(), coefficients)
     rest = torch.einsum("ptk,pk->pt", picked(shares.rest).double(), coefficients)
-    logits = picked(_logits(run, way.output, prompts))
+    logits = picked(by_position(run.model.program, way.output, reader(run)(way.output), prompts))
     whole = torch.einsum("ptk,pk->pt", logits[..., list(tokens)].double(), coefficients)
     if pos == "last":
         whole = numbers[:, None].to(whole)
@@ -235,12 +234,6 @@ def _coefficients(linear: Rows, tokens: tuple[int, ...], prompts: int) -> Tensor
         for token, coefficient in linear[prompt if len(linear) > 1 else 0]:
             found[prompt, tokens.index(token)] += coefficient
     return found
-
-
-def _logits(run: Values, name: str, prompts: int) -> Tensor:
-    """[prompt, pos, token] of the run itself."""
-    value = Outputs(run.model.program).arranged(name, reader(run)(name), 1, prompts)[0]
-    return value.unsqueeze(1) if value.ndim == 2 else value
 
 
 def _compared(

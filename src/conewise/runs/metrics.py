@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conewise.anatomy.attention import attention_argument
 from conewise.anatomy.padding import aligned, length_of, reads_ahead, shown_positions
@@ -28,8 +29,6 @@ from conewise.program.walk import described_fields, field_names, output_names
 from conewise.templates import heading, note, shown
 from conewise.text.tokens import AnswerReader
 from conewise.threads import own_settings
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -320,7 +319,7 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
     Position t of the logits is compared with `targets[:, t]`: shift them yourself. Positions that the
     attention mask hides are left out too; a target that is padding, behind a prompt's last token, is −100.
     """
-    if getattr(targets, "ndim", None) != 2:
+    if targets.ndim != 2:
         raise MetricError(f"cross_entropy: targets are tokens [prompt, pos], and this is {_shape(targets)}.")
     _tokens(targets, "targets")
     targets = copy_of(targets).long()
@@ -365,8 +364,6 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
 @checked
 def metric(function: Callable[[Any], Any], *, key: str, name: str | None = None) -> Metric:
     """A function of the module's outputs as a metric, under a key of its own: see `conewise.intervention`."""
-    if not callable(function):
-        raise MetricError(f"a metric is a function of the module's outputs, not {describe(function)}.")
     keyed = Keyed(function, expect_key(key, MetricError))
     return Metric(name or keyed.__name__, keyed, last=False, whole=True)
 
@@ -482,7 +479,7 @@ def _is_causal_language_model(model: Any) -> bool:
 
 
 def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], output: str) -> int:
-    """How many positions are behind the first one that a metric may read of a run: at most, at a glance."""
+    """Bound the positions behind the first one that a metric reads of a run, at a glance."""
     if metric.whole or not metric.last:
         return 0
     mask, given = shown_positions(program, inputs, output), metric.pos or (-1,)

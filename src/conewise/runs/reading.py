@@ -34,8 +34,14 @@ from conewise.threads import one_thread
 
 @checked
 @one_thread
-class Analyses(Values):
-    """Values of a captured model, and what is found in them."""
+class Reading(Values):
+    """Values of a captured model, by site; a fork shares them, but for what is patched in it."""
+
+    _parent: Reading | None
+
+    def fork(self) -> RunWorld:
+        """A world in which sites can be patched; it shares all other values with this one."""
+        return RunWorld(self)
 
     @recording()
     def gradients(self, metric: Any, sites: SelectorLike) -> Gradients:
@@ -52,7 +58,7 @@ class Analyses(Values):
 
     @recording()
     def backward_cost(self, metric: Any, sites: SelectorLike, *, weights: bool = False) -> BackwardCost:
-        """Which part of a metric's reverse pass a patch at each of `sites` makes stale, counted in nodes.
+        """Count the nodes of a metric's reverse pass that a patch at each of `sites` makes stale.
 
         The reverse pass is that of `gradients(metric, sites)`; with `weights`, that by every parameter of
         the module, as in training. What an operation's gradient reads is what torch saves for it; what then
@@ -139,7 +145,7 @@ class Analyses(Values):
         return names[0]
 
     def _tokenizer(self, given: Any) -> Any:
-        """What writes tokens: given, or what the model was captured with."""
+        """Return the tokenizer that was given, or that of the model."""
         expect_decodes(given)
         return self.model.tokenizer if given is None else given
 
@@ -148,24 +154,13 @@ class Analyses(Values):
         return Tape(self.model, lambda node: self._values((node,))[0], self._sizes, self._edits_at)
 
 
-@one_thread
-class Reading(Analyses):
-    """Values of a captured model, by site; a fork shares them, but for what is patched in it."""
-
-    _parent: Reading | None
-
-    def fork(self) -> RunWorld:
-        """A world in which sites can be patched; it shares all other values with this one."""
-        return RunWorld(self)
-
-
 class Intervening:
-    """What says what is put in a place, given what is there: interventions."""
+    """Base of interventions, which say what is put in a place, given what is there."""
 
     __slots__ = ()
 
     def for_world(self, place: Place, base: Reading) -> Part:
-        """What a patch at `place` of a fork of `base` is."""
+        """Return the patch at `place` of a fork of `base`."""
         raise NotImplementedError
 
 

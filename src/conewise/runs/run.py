@@ -43,12 +43,12 @@ class Run(Reading):
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """What the run was given, by name."""
+        """The inputs of the run, by name."""
         return self._inputs
 
     @property
     def made_with(self) -> Contents:
-        """What the weights held when the run was computed."""
+        """The contents of the weights when the run was computed."""
         return self._weights
 
     def _check_bits(self, weights: Contents | None = None) -> None:
@@ -202,7 +202,7 @@ def _budget(keep: object) -> int | None:
 
 
 FEW = 0.2
-"""What depends on no more than this share of the operations is computed alone: masks, first positions."""
+"""The largest share of the operations that is computed alone, for masks and first positions."""
 
 
 class InputRun(Run):
@@ -225,7 +225,7 @@ class InputRun(Run):
 
     @property
     def made_with(self) -> Contents:
-        """What the weights held when the run was computed; it is computed where it was not."""
+        """The contents of the weights when the run was computed; it is computed where it was not."""
         if not self._early and self._world is None:
             _ = self.world
         return self._weights

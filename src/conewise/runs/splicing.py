@@ -332,7 +332,7 @@ def halves(dictionary: Any, encode: Function | None, decode: Function | None) ->
 
 
 def _found(model: Captured, place: Place) -> Located:
-    """Where a dictionary reads or writes: one whole value, with its features along the last dimension."""
+    """Find where a dictionary reads or writes: one whole value, features along the last dimension."""
     if place.part:
         raise DictionaryError(
             f"a dictionary is spliced into a whole value, and {place} is a part of one. Leave out "
@@ -464,7 +464,7 @@ def _half(half: str, function: Function, example: Tensor) -> Exported:
 
 
 def _hooks(model: Captured, nodes: Nodes) -> tuple[Hook | None, Hook | None]:
-    """Where the module shows what is written, and what is read; None where it does not."""
+    """Find the hooks at which the module shows what is written and what is read; None without one."""
     if nodes.read == nodes.value:
         return hook_at(model, nodes.value), None
     # It is only read: whether others read it elsewhere does not matter.
@@ -474,7 +474,7 @@ def _hooks(model: Captured, nodes: Nodes) -> tuple[Hook | None, Hook | None]:
 def hook_at(
     model: Captured, node: str, readers: Collection[str] | None = None, *, is_exact: bool = False
 ) -> Hook | None:
-    """Where the module shows a node, for all who read it or for these `readers`; None where it does not."""
+    """Find the hook at a node, for all who read it or for these `readers`; None where no module shows it."""
     values = example_values(model, (node,))
     module = HookedModule(model.module, model.program, model.signature)
     inputs = model.signature.bind(model.signature.example.args, model.signature.example.kwargs)

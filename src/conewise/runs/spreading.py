@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from conewise.anatomy.edges import Edges
-from conewise.anatomy.places import Place, SourcedPlace
+from conewise.anatomy.edges import Edges, edge_place, part_of
+from conewise.anatomy.places import EdgePlace, Place, Places, SourcedPlace, as_place
 from conewise.anatomy.selectors import (
     AXES,
     FEATURES,
@@ -27,9 +28,11 @@ from conewise.anatomy.selectors import (
     Spread,
     chosen,
     has_one_writer,
+    is_place,
     joined,
 )
 from conewise.anatomy.sites import Located
+from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import EdgeError, SiteError, SweepError
 from conewise.runs.captured import Captured
 
@@ -60,6 +63,78 @@ class Spreading:
     cells: tuple[Cell, ...]
     places: tuple[tuple[Place, ...], ...]
     names: tuple[str, ...]
+
+
+def with_named(sites: Any, model: Captured) -> Any:
+    """Return what was given for `sites`, with an edge for each name of one, and edges for tables of some."""
+    if isinstance(sites, str):
+        return _named(sites, model)
+    is_whole = is_place(sites) or isinstance(sites, Selectors | Selector | Edges | Places)
+    if is_whole or not isinstance(sites, Iterable) or hasattr(sites, "dtype"):
+        return sites
+    cones: dict[str, frozenset[str]] = {}
+    return [_item(item, model, cones) for item in sites]
+
+
+def _named(one: Any, model: Captured) -> Any:
+    """The edge of a name, `a0.h1->a3.h2<q>` or at one position `a0.h1->a3.h2<q>@7`; all else as it is."""
+    if not isinstance(one, str) or "->" not in one:
+        return one
+    whole, at, pos = one.partition("@")
+    writer, reader = edge_facts(model).components.edge(whole)
+    part = dict(part_of(reader))
+    if at:
+        if not re.fullmatch(r"-?[0-9]+", pos.strip()):
+            raise EdgeError(f"{one!r} names no edge: a position is a number, as in 'a0.h1->m3@7'.")
+        part["pos"] = int(pos)
+    return edge_place(writer, reader, part, f"{at}{pos.strip()}")
+
+
+def _item(item: Any, model: Captured, cones: dict[str, frozenset[str]]) -> Any:
+    """One world's places, or a selector. `cones` are those that were looked at so far."""
+    if isinstance(item, str):
+        return _named(item, model)
+    if isinstance(item, Edges):
+        item = item.places
+    elif not isinstance(item, list | tuple | set | frozenset) or not any(
+        isinstance(one, Edges | EdgePlace) or (isinstance(one, str) and "->" in one) for one in item
+    ):
+        return item
+    own = next((one for one in item if isinstance(one, SourcedCell)), None)
+    if own is not None:
+        raise EdgeError(
+            f"{own!r} has a source of its own, and stands in one world with an edge: give each one."
+        )
+    parts = (_named(one, model) for one in item)
+    found = [place for one in parts for place in (one.places if isinstance(one, Edges) else (one,))]
+    if len(found) > 1:
+        _expect_apart(found, model, cones)
+    # A set has no order of its own, and a sweep has to have the same one each time.
+    return sorted(found, key=str) if isinstance(item, set | frozenset) else found
+
+
+def _expect_apart(places: Sequence[Any], model: Captured, cones: dict[str, frozenset[str]]) -> None:
+    """Raise EdgeError where the reader of an edge would hide what is patched before it.
+
+    A reader is patched with what it would be in the base.
+    """
+    every = model.each_call([as_place(place) for place in places])
+    edges = [place for place in every if isinstance(place, EdgePlace)]
+    # The logits are of no stack: they are read behind the layers of whichever there are.
+    for stack in {edge.stack for edge in edges if edge.layer is not None}:
+        wiring = edge_facts(model, stack).components.wiring
+        for place, edge in itertools.product(every, edges):
+            node = model.locate(place).node
+            if node not in cones:
+                cones[node] = wiring.cone(node)
+            is_there = edge.entry == node and not isinstance(place, EdgePlace)
+            if is_there or edge.entry in cones[node]:
+                raise EdgeError(
+                    f"{place} and {edge} cannot be patched in one world: {edge.edge.partition('->')[2]} is "
+                    "patched with what it would be in the base, and would hide what the other changes. Give "
+                    "each a world of its own; or remove edges for good, every reader live, by evaluating the "
+                    "circuit of all others."
+                )
 
 
 def spread(

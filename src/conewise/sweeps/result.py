@@ -14,7 +14,6 @@ import torch
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import Cell, Spread
 from conewise.arguments import Count, Seed, checked, shown_bytes
-from conewise.checks.recheck import CellCheck, recheck
 from conewise.errors import SweepError, WeightsChangedError
 from conewise.program.tensors import Tensor
 from conewise.program.walk import bitwise_same
@@ -23,9 +22,10 @@ from conewise.status import shown_phases
 from conewise.sweeps.batches import base_story
 from conewise.sweeps.findings import certainty, cost, finding
 from conewise.sweeps.panels import heatmaps, strong
+from conewise.sweeps.recheck import recheck
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.archive import read_result
-from conewise.sweeps.storage.result_data import ResultData
+from conewise.sweeps.storage.result_data import CellCheck, ResultData
 from conewise.templates import beside, folded, heading, lead, note, shown, table, verdict
 from conewise.threads import Turn, one_thread
 

@@ -26,7 +26,6 @@ from conewise.anatomy.selectors import (
 )
 from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
-from conewise.checks.recheck import Rerun
 from conewise.errors import BudgetError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.runnable import How, Runnable
@@ -46,6 +45,7 @@ from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.planning.planner import Planner, facts_of
 from conewise.sweeps.planning.shape_facts import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
+from conewise.sweeps.recheck import Rerun
 from conewise.sweeps.result import Result
 from conewise.sweeps.running import Options, SweepJob, calibration_of
 from conewise.sweeps.storage.provenance import Given, lazy_provenance, plain_spec, provenance

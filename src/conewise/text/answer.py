@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from conewise.anatomy.places import Place
-from conewise.checks.recheck import CellCheck, recheck
 from conewise.errors import SweepError
 from conewise.program.tensors import Tensor
 from conewise.report.folded import Folded
@@ -20,9 +19,10 @@ from conewise.runs.captured import Captured
 from conewise.sweeps.execution.reading import summed
 from conewise.sweeps.findings import certainty, finding
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
+from conewise.sweeps.recheck import recheck
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
-from conewise.sweeps.storage.result_data import Missing, ResultData
+from conewise.sweeps.storage.result_data import CellCheck, Missing, ResultData
 from conewise.sweeps.sweep import Sweep
 
 

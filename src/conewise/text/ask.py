@@ -17,14 +17,14 @@ from conewise.anatomy.selectors import (
     as_selectors,
     chosen,
     sites,
-    with_named,
 )
 from conewise.arguments import checked
-from conewise.circuits.replaced_parts import edge_facts, model_edges
+from conewise.circuits.replaced_parts import model_edges
 from conewise.errors import Argument, PromptError, PromptWarning, SiteError, SweepError, describe, warn
 from conewise.program.calls import forward_parameters
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
+from conewise.runs.spreading import with_named
 from conewise.text.prompts import Pair, TokenizedPrompts, as_pairs, tokenize
 from conewise.text.questions import Question, default_direction, expect_asked
 
@@ -210,8 +210,7 @@ def sites_of(model: Captured, sites: SelectorLike, prompts: TokenizedPrompts) ->
             if "->" in sites
             else selected(sites, None, model)
         )
-    components = lambda stack: edge_facts(model, stack).components  # noqa: E731
-    found = with_named(sites, components, model.locate, model.each_call)
+    found = with_named(sites, model)
     return found if isinstance(found, Edges) else as_selectors(found)
 
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.checks.recheck import CellCheck
 from conewise.errors import FormatError, LoadError, SweepError
 from conewise.model import Model
 from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import FORMAT, MANIFEST, VALUES
+from conewise.sweeps.storage.result_data import CellCheck
 from tests.sweeps.small import model, prompts, sweep_over
 
 

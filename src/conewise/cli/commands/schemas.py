@@ -93,11 +93,11 @@ def _typed(hint: Any) -> Schema:
 
 def _derived(name: str) -> Schema:
     """Return the schema of what is printed as the dataclass that it is."""
-    from conewise.checks.recheck import CellCheck
     from conewise.checks.verify import Verification
     from conewise.circuits.evaluation import Evaluation
     from conewise.sweeps.execution.reading import SweepLedger
     from conewise.sweeps.planning.plan import PlanCosts
+    from conewise.sweeps.storage.result_data import CellCheck
 
     if name == "plan":
         return _of(PlanCosts, ratio=_maybe(_number("full_evaluations / node_evaluations.")))

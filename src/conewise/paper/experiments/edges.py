@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from conewise.anatomy.components import Reader
 from conewise.circuits.acdc import Search, search_plan
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.greedy import Candidate, Greedy, Mask, Spent
-from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.greedy import Candidate, Greedy, Spent
+from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
 from conewise.paper.experiments.sweeps import SEED, captured
 from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain

@@ -12,7 +12,6 @@ import torch
 
 from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace, Writers
-from conewise.circuits.readers import StreamViews
 from conewise.circuits.replaced_parts import EdgeFacts, Norms, edge_facts, mixed, mostly_kept, part_norms
 from conewise.errors import NAN_OF_PADDING, EdgeError, PatchError
 from conewise.program.tensors import Tensor
@@ -154,7 +153,7 @@ class EdgeValues:
         norms, whole = part_norms(seen[None]), part_norms(stream[None])
         is_whole = bool((2 * norms < whole).any())
         found = seen if is_whole else seen - stream
-        return self._views(facts).as_node(place.entry, found), is_whole
+        return facts.parts.views.as_node(place.entry, found), is_whole
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -310,6 +309,3 @@ class EdgeValues:
         if entry not in self._known:
             raise EdgeError(f"no edge of this model reads the stream at {entry!r}: it was made for another.")
         return self._known[entry]
-
-    def _views(self, facts: EdgeFacts) -> StreamViews:
-        return StreamViews(self._base.model.site_table, facts.components)

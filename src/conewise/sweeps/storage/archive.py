@@ -21,7 +21,6 @@ from typing import Any
 
 from conewise.anatomy.places import EdgePlace, Index, Place, SourcedPlace
 from conewise.anatomy.selectors import Cell, Spread
-from conewise.checks.recheck import CellCheck
 from conewise.errors import Argument, SweepError
 from conewise.files import KIND, Format, read_json, write_whole
 from conewise.jobs import store
@@ -30,7 +29,7 @@ from conewise.program.tensors import Tensor
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage.codec import decoded, from_rows
-from conewise.sweeps.storage.result_data import Missing, ResultData
+from conewise.sweeps.storage.result_data import CellCheck, Missing, ResultData
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
 FORMAT = Format("conewise result", 1)

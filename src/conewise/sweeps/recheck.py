@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,90 +34,14 @@ from conewise.program.tensors import (
 )
 from conewise.program.walk import Interpreter, bitwise_same
 from conewise.runs.captured import Captured
-from conewise.runs.interventions import Intervention
-from conewise.runs.metrics import Metric, at_run, measured, measured_whole
+from conewise.runs.metrics import at_run, measured, measured_whole
 from conewise.runs.reading import Reading
 from conewise.runs.values import Edit, applied_in_turn
-from conewise.templates import verdict
-
-
-@dataclass(frozen=True, slots=True)
-class CellCheck:
-    """Cells of a result against plain full forwards of the original module, with hooks.
-
-    `hooked` cells were run again by the module itself. The sites of the `interpreted` ones lie at no boundary
-    of a module, so that the captured operations were all run again, one by one, without an engine: they do
-    not show that the program itself is right. `largest_deviation` is from these forwards.
-
-    `relative` has to be at most `tolerance`; both are shares of the metric's largest value. With a
-    `reference`, the module in that higher precision, `relative` is the result's distance from it, or from the
-    module's own forwards where that is larger, and `own_error` is that of these forwards from the reference;
-    else it is the largest deviation. `unchecked` says why there is no reference where there has to be one,
-    and is empty otherwise.
-    """
-
-    cells: int
-    hooked: int
-    interpreted: int
-    largest_deviation: float
-    relative: float
-    tolerance: float
-    own_error: float | None = None
-    reference: str = ""
-    unchecked: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing was found to be wrong; `passed` is True if the module itself says so."""
-        return self.relative <= self.tolerance and not self.unchecked
-
-    @property
-    def excess(self) -> float:
-        """The deviation as a factor of what is allowed; 0 where there is none."""
-        return self.relative / self.tolerance if self.tolerance else math.inf if self.relative else 0.0
-
-    @property
-    def passed(self) -> bool:
-        """True if every cell was run again by the module itself, and was right."""
-        return self.ok and not self.interpreted
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        return f"{self._verdict()}: largest deviation {self.largest_deviation:.3g}, {self._sizes()}"
-
-    def _verdict(self) -> str:
-        alone = "the captured program alone, operation by operation (no module shows the site)"
-        with_hooks = f"{self.hooked} with hooks on the module"
-        if self.ok and not self.hooked:
-            return f"not checked by the module: {self.cells} random cells agree with {alone}"
-        word = "passed in part" if self.interpreted else "passed"
-        if not self.ok:
-            word = "FAILED" if self.excess > 1 else "NOT CHECKED"
-        ways = [with_hooks] if self.hooked else []
-        ways += [f"{self.interpreted} against {alone}"] if self.interpreted else []
-        return f"{word}: {self.cells} random cells against full forwards, {' and '.join(ways)}"
-
-    def _sizes(self) -> str:
-        if self.unchecked:
-            return f"{self.relative:.2g} of the largest value, which says nothing here: {self.unchecked}"
-        if not self.reference:
-            return f"{self.relative:.2g} of the largest value (allowed: {self.tolerance:.0e})"
-        return (
-            f"{self.relative:.2g} of the largest value from the module in {self.reference}, where the "
-            f"module's own forwards are {self.own_error:.2g} off (allowed: {self.tolerance:.2g})"
-        )
-
-    def __repr__(self) -> str:
-        return f"CellCheck {self}"
-
-    def _repr_html_(self) -> str:
-        return verdict(self.ok, str(self))
-
+from conewise.sweeps.execution.batch import Batch
+from conewise.sweeps.storage.result_data import CellCheck, ResultData
 
 CAN_FAIL = 1e-3
-"""Where more than this share of the largest value had to be allowed, a comparison could hardly fail."""
+"""The largest share of the largest value that may be allowed: with more, a comparison could hardly fail."""
 
 TF32_TOLERANCE = 1e-2
 """The error allowed in a cell where TF32 keeps 10 bits of a factor."""
@@ -129,27 +53,7 @@ In float32 the errors of a few cells are single draws, of which one may happen t
 """
 
 
-class Numbers(Protocol):
-    """The numbers that are checked: each metric for each cell and for the base, by prompt and on average."""
-
-    @property
-    def table(self) -> Tensor:
-        """[metric, cell]."""
-
-    @property
-    def per_prompt(self) -> Tensor:
-        """[metric, cell, prompt]."""
-
-    @property
-    def base(self) -> Tensor:
-        """[metric]."""
-
-    @property
-    def base_per_prompt(self) -> Tensor | None:
-        """[metric, prompt]."""
-
-
-def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool) -> CellCheck:
+def recheck(result: ResultData, rerun: Rerun, n: int, seed: int, *, is_serial: bool) -> CellCheck:
     """Run `n` random cells and the base again, for every prompt, and compare every metric of theirs.
 
     A serial result has to be equal bit for bit, where the module's own base is. Else numbers may differ by
@@ -195,7 +99,7 @@ def recheck(result: Numbers, rerun: Rerun, n: int, seed: int, *, is_serial: bool
     return _compared(result, module, replace(check, unchecked=why), rounding)
 
 
-def _compared(result: Numbers, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
+def _compared(result: ResultData, module: Witness, check: CellCheck, tolerance: float) -> CellCheck:
     """Return the check with the distance of the result from full forwards of the module."""
     apart = list(_differences(result, module, module))
     return replace(
@@ -207,7 +111,12 @@ def _compared(result: Numbers, module: Witness, check: CellCheck, tolerance: flo
 
 
 def _judged(
-    result: Numbers, module: Witness, precise: Witness, reference: Reference, check: CellCheck, multiple: int
+    result: ResultData,
+    module: Witness,
+    precise: Witness,
+    reference: Reference,
+    check: CellCheck,
+    multiple: int,
 ) -> CellCheck:
     """Return the check with the distances of result and module from the reference, of the worst metric."""
     found: list[CellCheck] = []
@@ -247,11 +156,11 @@ def _own_error(module: Witness, precise: Witness, metric: int) -> float:
     return max(usual, *(largest_difference(one[metric], other[metric]) for one, other in pairs))
 
 
-def _largest(result: Numbers, witness: Witness, others: Witness, metric: int) -> float:
+def _largest(result: ResultData, witness: Witness, others: Witness, metric: int) -> float:
     return max(far for number, far in _differences(result, witness, others) if number == metric)
 
 
-def _differences(result: Numbers, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
+def _differences(result: ResultData, witness: Witness, others: Witness) -> Iterator[tuple[int, float]]:
     """(metric, difference) of each cell and of the base; `others` ran the cells that `witness` did not."""
     for metric in range(len(result.table)):
         for number in others.cells:
@@ -265,42 +174,13 @@ def _differences(result: Numbers, witness: Witness, others: Witness) -> Iterator
             )
 
 
-def _scale(result: Numbers, metric: int) -> float:
+def _scale(result: ResultData, metric: int) -> float:
     """The largest value of a metric: of the cells and of the base."""
     values = [*result.per_prompt[metric].reshape(-1).tolist(), float(result.base[metric])]
     return max((abs(value) for value in values if value == value), default=0.0) or 1.0
 
 
 # -- the witness ----------------------------------------------------------------------
-
-
-class Batch(Protocol):
-    """A baseline, and what is put into it."""
-
-    @property
-    def base(self) -> Reading:
-        """The run that is changed."""
-
-    @property
-    def source(self) -> Reading | None:
-        """The run that values come from, where they come from one."""
-
-    @property
-    def intervention(self) -> Intervention:
-        """The values that are put in places."""
-
-    def part(self, place: Place) -> Any:
-        """Return what a world puts at one place: the sweep's value, or a cell's own."""
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        """The metrics that are measured of it."""
-
-    def seen(self, place: EdgePlace) -> tuple[Tensor, bool]:
-        """Return what the reader of an edge sees more than in the base, shaped like its entry's value.
-
-        Or all that it sees, and True.
-        """
 
 
 @dataclass(frozen=True, slots=True)
