@@ -56,9 +56,13 @@ class Evaluation:
             f"({self.metric} {self.circuit:.4g}, of the model {self.full:.4g})"
         )
 
-    def _repr_html_(self) -> str:
+    @property
+    def finding(self) -> str:
+        """What was found, in a sentence."""
         edges = f"{self.size:,} of {self.edges:,} edges"
-        kept = f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
+        return f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
+
+    def _repr_html_(self) -> str:
         ratios = [
             ("faithfulness", self.faithfulness, f"{self.faithfulness:.3f}"),
             ("completeness (0 is best)", self.completeness, f"{self.completeness:.3f}"),
@@ -74,7 +78,7 @@ class Evaluation:
         sure = (
             f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}; removed edges: {self.ablation}{weakest}."
         )
-        return shown(lead(kept), note(sure), beside(bars(ratios), bars(values)))
+        return shown(lead(self.finding), note(sure), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
         share = self.size / self.edges if self.edges else math.nan

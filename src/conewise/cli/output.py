@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 PLENTY = 10_000
 """Columns of a line that goes to a file or a pipe: nothing is wrapped there."""
 
+WAS_BUSY = (
+    "These times vary a lot: the machine was busy with other things, so do not trust the speed. "
+    "The counts are exact."
+)
+"""A remark on speeds, where forwards of one kind took very different times."""
+
 EVERY = 1.0
 """Seconds between two lines of progress, where no bar can be drawn."""
 
@@ -296,6 +302,10 @@ def show_plan(console: Console, plan: SweepPlan) -> None:
 
 def show_result(console: Console, result: Result, story: Story, top: int, unit: str = "site") -> None:
     """The strongest sites, or what else one `unit` is, what they cost, and how they were checked."""
+    from conewise.sweeps.findings import certainty, finding
+
+    console.print(finding(result), markup=False, style="bold")
+    console.print(f"{certainty(result)}\n", markup=False)
     base = float(result.base[0])
     source = None if result.source is None else float(result.source[0])
     span = None if source is None else source - base
@@ -335,5 +345,7 @@ def show_cost(console: Console, result: Result, story: Story | None) -> None:
             f"{plan.worlds:,} full forwards would take {full:.3g} s, {full / ledger.seconds:.2g} times that "
             f"({story.forwards_timed} were timed: {story.forward_seconds:.3g} s each)"
         )
+        if story.was_busy:
+            console.print(WAS_BUSY, style="yellow")
     if result.verification is not None:
         console.print(f"verification {result.verification}")

@@ -44,6 +44,7 @@ from conewise.report.sent import (
 )
 from conewise.report.story import Story
 from conewise.status import shown_phases
+from conewise.sweeps.findings import certainty, finding
 from conewise.sweeps.storage.result_data import CellCheck, ResultData
 from conewise.templates import DARK, LIGHT, asset
 
@@ -126,6 +127,8 @@ def sweep_page(
         scripts=scripts,
         data=data,
         facts=_facts(result, story),
+        finding=finding(result),
+        certainty=certainty(result),
         question=question(result, story),
         metrics=result.metrics,
         has_source=result.source is not None,
@@ -432,6 +435,8 @@ def accounting(result: ResultData, story: Story | None) -> dict[str, Any]:
             f"The time of full re-runs is that of {plan.worlds:,} forwards at "
             f"{story.forward_seconds or 0:.3g} s each, the mean of {story.forwards_timed} that were timed."
         )
+        if story.was_busy:
+            notes.append("These times vary a lot: the machine was busy, so do not trust the speed.")
     else:
         notes.append("No full forward was timed, so there is no measured speed to compare with.")
     if ledger.resumed:

@@ -23,6 +23,9 @@ FORMAT = Format("conewise story", 1)
 FEW = 2
 """The number of tokens at a position that are written out, where prompts have different ones."""
 
+BUSY = 2.0
+"""Forwards of one kind that differ by more than this factor were not timed on a quiet machine."""
+
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
 """The value that takes the place of a site's own: the source run's, zeros, the mean over prompts, noise."""
@@ -64,7 +67,7 @@ class Story:
     the run that is changed and `source` the one that the values come from, each "clean" or "corrupted";
     `source` is None where `patch` is not "source". `metric` says in words what the first metric measures.
     `forward_seconds` is the time that one full forward of all prompts took, the mean of `forwards_timed` of
-    them; 0 means that none was timed.
+    them; 0 means that none was timed. `forward_range` are the shortest and the longest of these times.
     """
 
     model: str
@@ -77,6 +80,7 @@ class Story:
     seed: int | None = None
     forwards_timed: int = 0
     forward_seconds: float | None = None
+    forward_range: tuple[float, float] | None = None
     title: str | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +96,11 @@ class Story:
                 f"a story with the patch {self.patch!r} and the source {self.source!r}: a source is named "
                 "when the patch is 'source', and None otherwise."
             )
+
+    @property
+    def was_busy(self) -> bool:
+        """True if the machine had other things to do: forwards of one kind took very different times."""
+        return self.forward_range is not None and self.forward_range[1] > BUSY * self.forward_range[0]
 
     @property
     def unit(self) -> str:

@@ -147,22 +147,23 @@ def expect_tokens(model: Captured, metric: Metric) -> None:
         )
 
 
-def forward_seconds(model: Captured, inputs: Sequence[Mapping[str, Tensor]], times: int) -> float:
-    """Return the seconds of one full forward of all `inputs`: the mean of so many, after one.
+def forward_times(model: Captured, inputs: Sequence[Mapping[str, Tensor]], times: int) -> list[float]:
+    """Return the seconds of so many full forwards of all `inputs`, after one that is not timed.
 
     A module that can computes the logits of the last position alone: nobody reads the others.
     """
     device, module = facts_of(model).device, model.module
     last = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(module) else {}
-    constants, started = model.signature.example.kwargs, 0.0
+    constants, found = model.signature.example.kwargs, []
     for number in range(times + 1):
-        if number == 1:  # the first is not counted: kernels are chosen and memory is taken in it
-            started = time.perf_counter()
+        started = time.perf_counter()
         with one_module(), torch.no_grad(), eager(module):
             for one in inputs:
                 module(**{**constants, **one, **last})
         synchronize(device)
-    return (time.perf_counter() - started) / times
+        if number:  # the first is not counted: kernels are chosen and memory is taken in it
+            found.append(time.perf_counter() - started)
+    return found
 
 
 Alone = Callable[[Sweep, How], Result]
@@ -494,6 +495,7 @@ class Question(Runnable[Answer]):
 
     def story(self, model: str | None = None, command: str | None = None, forwards: Count = 0) -> Story:
         """The question in words; so many full forwards are timed for it."""
+        seconds = self.forward_times(forwards) if forwards else []
         return Story(
             model=self.model.label if model is None else model,
             prompts=self.prompts.tokenized_pairs(),
@@ -504,13 +506,19 @@ class Question(Runnable[Answer]):
             command=command,
             seed=self.seed,
             forwards_timed=forwards,
-            forward_seconds=self.forward_seconds(forwards) if forwards else None,
+            forward_seconds=sum(seconds) / len(seconds) if seconds else None,
+            forward_range=(min(seconds), max(seconds)) if seconds else None,
         )
 
     def forward_seconds(self, times: Samples) -> float:
         """Return the seconds of one full forward of all prompts by the module itself: the mean of so many."""
+        seconds = self.forward_times(times)
+        return sum(seconds) / len(seconds)
+
+    def forward_times(self, times: Samples) -> list[float]:
+        """Return the seconds of so many full forwards of all prompts by the module itself."""
         inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
-        return forward_seconds(self.model, inputs, times)
+        return forward_times(self.model, inputs, times)
 
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell, for drawings."""

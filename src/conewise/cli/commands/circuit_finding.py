@@ -379,7 +379,7 @@ def show_circuit(console: Console, found: FoundCircuit, ablation: str, seconds: 
     at = "" if circuit.threshold is None else f", threshold {circuit.threshold:.4g}"
     console.print(f"  removed edges carry {CARRY[ablation]}", markup=False)
     console.print(f"  metric: {found.story.metric}, at the last position\n", markup=False)
-    console.print(f"found by {circuit.method}{at} in {seconds:.3g} s", markup=False)
+    console.print(found.evaluation.finding, markup=False, style="bold")
     console.print(f"{found.evaluation}\n", markup=False)
     strongest = sorted(circuit.edges, key=lambda edge: -abs(scores.get(edge, 0.0)))[:SHOWN]
     grid = table(
@@ -389,6 +389,7 @@ def show_circuit(console: Console, found: FoundCircuit, ablation: str, seconds: 
         score = scores.get(edge)
         add_row(grid, str(rank), edge, "" if score is None else f"{score:+.4f}")
     console.print(grid)
+    console.print(f"found by {circuit.method}{at} in {seconds:.3g} s", markup=False)
 
 
 def show_search_plan(console: Console, plan: SearchPlan) -> None:

@@ -17,6 +17,7 @@ from conewise.arguments import shown_bytes
 from conewise.cli import options as opt
 from conewise.cli.options import subcommand
 from conewise.cli.output import (
+    WAS_BUSY,
     Status,
     expect_verified,
     expect_writable,
@@ -186,6 +187,7 @@ def run(question: Question, plan: SweepPlan, typed: str, status: Status) -> Demo
         title=f"{TITLE} {question.model.label} taken apart",
         forwards_timed=len(forwards),
         forward_seconds=sum(forwards) / len(forwards),
+        forward_range=(min(forwards), max(forwards)),
     )
     return Demo(question, plan, result, story, question.folded(), forwards)
 
@@ -247,9 +249,6 @@ TOP = 10
 BAR = 20
 """Characters of the longest bar beside an effect."""
 
-BUSY = 2.0
-"""Forwards of one kind that differ by more than this factor were not timed on a quiet machine."""
-
 UP, DOWN = "blue", "red"
 """Towards the source and away from it: told apart by colour-blind readers, and by the sign."""
 
@@ -295,10 +294,13 @@ def _marked(text: str, other: str) -> str:
 
 
 def show_sites(console: Console, found: Demo) -> None:
-    """The strongest sites."""
+    """What was found, how sure that is, and the strongest sites."""
+    from conewise.sweeps.findings import certainty, finding
+
     result = found.result
     assert result.source is not None
     base, source = float(result.base[0]), float(result.source[0])
+    console.print(f"\n[bold]{escape(finding(result))}[/bold]\n{escape(certainty(result))}")
     grid = table(
         f"\nThe strongest {TOP} of {len(result.cells)} sites: logit(answer) − logit(wrong), {base:+.2f} in "
         f"the corrupted runs and {source:+.2f} in the clean ones",
@@ -349,11 +351,8 @@ def show_cost(console: Console, found: Demo) -> None:
         f"{story.forwards_timed} that were timed, half before the sweep and half after it ({least:.3g} to "
         f"{most:.3g} s)."
     )
-    if most > BUSY * least:
-        console.print(
-            "[yellow]These times vary a lot: the machine was busy with other things, so do not trust the "
-            "speed. The counts are exact.[/yellow]"
-        )
+    if story.was_busy:
+        console.print(f"[yellow]{WAS_BUSY}[/yellow]")
     first, last = found.result.cells[0].name, found.result.cells[-1].name
     early, late = (found.folded.cone(name).node_evaluations for name in (first, last))
     console.print(

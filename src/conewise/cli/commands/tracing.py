@@ -176,6 +176,8 @@ def _as_json(story: Story, traced: Trace) -> dict[str, Any]:
 
 def _show(console: Console, loaded: Model, story: Story, traced: Trace, top: int) -> None:
     """The question, the states that restore most, and the cost."""
+    from conewise.sweeps.findings import certainty, finding
+
     (pair,) = story.prompts
     tokens = pair.clean_tokens
     words = " ".join(
@@ -186,6 +188,7 @@ def _show(console: Console, loaded: Model, story: Story, traced: Trace, top: int
     ends = f"clean {traced.clean:.4g}, with noise {traced.corrupted:.4g}"
     kind = traced.result.spreads[0].name
     cells = len(traced.result.cells)
+    console.print(f"{finding(traced.result)}\n{certainty(traced.result)}\n", markup=False)
     lines = table(
         f"The strongest {min(top, cells)} of {cells} states, {kind} ({traced.result.metrics[0]}: {ends})",
         ("", "layer", "pos", "token", "effect", "value"),
