@@ -101,6 +101,9 @@ chromium:
 test-wheel: setup ## build sdist and wheel, try both in empty environments on every Python that is there; minutes
 	$(BIN)/python -m pytest -n 0 -m slow -v --durations=0 tests/packaging
 
+release-check: test-wheel ## what a release has to pass besides `make check`: the package in empty environments, the examples
+	$(BIN)/python -m pytest -q tests/examples tests/test_readme.py
+
 test-browser: $(VENV)/.browser $(VENV)/.docs chromium ## look at reports and at the site in Chromium: hover, click, sort, search, no network
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m browser tests/browser
 

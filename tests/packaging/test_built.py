@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tarfile
 import zipfile
@@ -50,6 +51,14 @@ def test_the_source_distribution_can_be_tested_and_documented(built: Built) -> N
     }
     assert wanted | tracked(".ci") | tracked(".github") <= held
     assert tracked("src") | tracked("tests") | tracked("docs") | tracked("examples") <= held
+
+
+def test_the_page_of_the_package_has_absolute_links_alone(built: Built) -> None:
+    page = str(metadata(built).get_payload())
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(targets) >= 10
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "](https://raw.githubusercontent.com/conewise/conewise/main/docs/images/finding.png)" in page
 
 
 def metadata(built: Built) -> Message:
