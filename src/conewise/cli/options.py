@@ -173,20 +173,19 @@ Answer = Annotated[
     list[str] | None,
     _prompts(
         "--answer",
-        "What should come next in the (clean) prompt: one token, often with a leading space. Several: repeat "
-        "it.",
+        "Correct next token of the clean prompt, often with a leading space. Repeat it for several.",
         metavar="TOK",
     ),
 ]
 Wrong = Annotated[
     list[str] | None,
-    _prompts("--wrong", "What should not come next. Several: repeat it.", metavar="TOK"),
+    _prompts("--wrong", "Wrong next token. Repeat it for several.", metavar="TOK"),
 ]
 Pos = Annotated[
     str | None,
     _change(
         "--pos",
-        "Positions that are patched one by one: ':' all, '-1' the last, '2:5' some.",
+        "Positions to patch one by one: ':' for all, '-1' for the last, '2:5' for a range.",
         metavar="CHOICE",
     ),
 ]
@@ -194,15 +193,15 @@ ReadMetric = Annotated[
     Metric,
     _change(
         "--metric",
-        "logit-diff: answer less wrong. prob: of the answer. kl: to the clean prediction.",
+        "logit-diff: answer minus wrong. prob: of the answer. kl: from the clean prediction.",
     ),
 ]
-Plan = Annotated[bool, _running("--plan", "Report what it would cost; run nothing.")]
+Plan = Annotated[bool, _running("--plan", "Report the exact cost and run nothing.")]
 MaxMemory = Annotated[
     str | None,
     _running(
         "--max-memory",
-        "What the run may hold beside the model and the baseline, as '4GiB' or '500MB'.",
+        "Memory limit beside the model and the baseline, such as '4GiB' or '500MB'.",
         metavar="AMOUNT",
         show_default="2GiB",
     ),
@@ -215,8 +214,8 @@ Report = Annotated[
     Path | None,
     _output(
         "--report",
-        "Write a page that opens without a network (.html), with --json too. It replaces a page of conewise, "
-        "and no other file.",
+        "Write an HTML report that opens without a network. An older report is replaced, any other file is "
+        "not.",
         metavar="FILE",
     ),
 ]
@@ -234,7 +233,7 @@ class LoadOptions:
         str | None,
         _model(
             "--device",
-            "cpu, cuda, cuda:1, mps; several, as cuda:0,cuda:1, each have a worker.",
+            "cpu, cuda, cuda:1, mps; with several (cuda:0,cuda:1), one worker on each.",
             metavar="NAME",
             show_default="cpu",
         ),
@@ -247,14 +246,16 @@ class LoadOptions:
         str | None,
         _model(
             "--attention",
-            "eager makes the attention patterns sites; sdpa is faster.",
+            "eager exposes attention patterns as sites; sdpa is faster.",
             metavar="NAME",
             show_default="the model's own",
         ),
     ] = None
-    revision: Annotated[str | None, _model("--revision", "Of a model on the hub.", metavar="NAME")] = None
+    revision: Annotated[
+        str | None, _model("--revision", "Revision of a model on the Hugging Face hub.", metavar="NAME")
+    ] = None
     trust_remote_code: Annotated[
-        bool, _model("--trust-remote-code", "Run the Python code that a model brings.")
+        bool, _model("--trust-remote-code", "Allow running Python code that comes with the model.")
     ] = False
 
 
@@ -264,13 +265,13 @@ class PairOptions:
 
     clean: Annotated[
         str | None,
-        _prompts("--clean", "The prompt that the model gets right.", metavar="TEXT"),
+        _prompts("--clean", "The prompt that the model answers correctly.", metavar="TEXT"),
     ] = None
     corrupted: Annotated[
         str | None,
         _prompts(
             "--corrupted",
-            "Its twin, with equally many tokens, that changes the answer.",
+            "A prompt with as many tokens whose answer differs.",
             metavar="TEXT",
         ),
     ] = None
@@ -280,14 +281,16 @@ class PairOptions:
         Path | None,
         _prompts(
             "--prompts",
-            "Many pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON lines, or CSV with these "
-            "columns and | between answers.",
+            "File of prompt pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON lines, or CSV "
+            "with these columns and | between answers.",
             metavar="FILE",
         ),
     ] = None
     as_written: Annotated[
         bool,
-        _prompts("--as-written", "Take answers without a leading space even where one seems to be missing."),
+        _prompts(
+            "--as-written", "Accept answers without a leading space even where one seems to be missing."
+        ),
     ] = False
 
 
@@ -299,7 +302,7 @@ class PromptOptions(PairOptions):
         int | None,
         _prompts(
             "--batch-size",
-            "Prompts of one length that are run together at most; 256 by default.",
+            "Maximum number of prompts of one length per batch; 256 by default.",
             metavar="N",
             min=1,
         ),
@@ -314,7 +317,7 @@ class SiteChoice:
         str,
         _change(
             "--sites",
-            "What is patched, separated by commas: kinds (z: every head, mlp_out: every MLP), parts of kinds "
+            "Sites to patch, separated by commas: kinds (z: every head, mlp_out: every MLP), parts of kinds "
             "as 'z[layer=2:5, head=0]', or names; see `conewise sites`.",
             metavar="KINDS",
         ),
@@ -329,7 +332,7 @@ class EdgeChoice:
         str,
         _change(
             "--edges",
-            "Which edges, as WRITER->READER with * for anything: 'a0.*->*', '*->*<k>', 'm?->logits'.",
+            "Edges to patch, WRITER->READER, * matches anything: 'a0.*->*', '*->*<k>', 'm?->logits'.",
             metavar="NAMES",
         ),
     ] = "*->*"
@@ -344,33 +347,36 @@ class ChangeOptions:
         Source,
         _change(
             "--source",
-            "What is put there: the other run's value, zero, the mean over the prompts, or noise.",
+            "The value to patch in: that of the other run, zero, the mean over prompts, or noise.",
         ),
     ] = Source.RUN
     noise_scale: Annotated[
         float | None,
         _change(
-            "--noise-scale", "The standard deviation of --source noise.", metavar="S", show_default="1.0"
+            "--noise-scale",
+            "Standard deviation of the noise with --source noise.",
+            metavar="S",
+            show_default="1.0",
         ),
     ] = None
     direction: Annotated[
         Direction | None,
         _change(
             "--direction",
-            "denoise: the corrupted run is changed (values come from the clean one). noise: the clean run is "
-            "changed. Usual: denoise with --source run, noise otherwise.",
+            "denoise: patch the corrupted run with clean values. noise: patch the clean run. "
+            "Default: denoise with --source run, noise otherwise.",
         ),
     ] = None
     metric: ReadMetric = Metric.LOGIT_DIFF
     tf32: Annotated[
         bool,
-        _running("--tf32", "Multiply float32 in TF32, on a CUDA device: faster, rounds to 10 bits."),
+        _running("--tf32", "Use TF32 for float32 matrix products on CUDA: faster, rounds to 10 bits."),
     ] = False
     split: Annotated[
         bool,
         _running(
             "--split",
-            "Multiply float32 in three bfloat16 parts, on a CUDA device: faster, a few times its error.",
+            "Split float32 matrix products into three bfloat16 parts on CUDA: faster, a few times the error.",
         ),
     ] = False
 
@@ -398,7 +404,7 @@ class RunOptions:
         Evaluator,
         _running(
             "--evaluator",
-            "wavefront: all worlds in one pass. serial: one by one, bit for bit a full re-run.",
+            "wavefront: all worlds in one batched pass. serial: one by one, bit for bit a full re-run.",
         ),
     ] = Evaluator.AUTO
     max_memory: MaxMemory = None
@@ -413,8 +419,8 @@ class FleetOptions:
         str | None,
         _running(
             "--ray",
-            "Run it on workers of Ray: those of a cluster (auto, ray://head:10001), or, without an address, "
-            "of one that is started on this machine.",
+            "Run on Ray workers: of a cluster (auto, ray://head:10001), or without an address of one that is "
+            "started on this machine.",
             metavar="[ADDRESS]",
         ),
     ] = None
@@ -422,14 +428,14 @@ class FleetOptions:
         int | None,
         _running(
             "--workers",
-            "How many workers there are; without --ray, they are processes of this machine.",
+            "Number of workers; without --ray, processes on this machine.",
             metavar="N",
             min=1,
         ),
     ] = None
     simulate: Annotated[
         bool,
-        _running("--simulate", "With a plan and --workers N: what so many workers would take, on paper."),
+        _running("--simulate", "With --plan and --workers N: estimate the time with N workers."),
     ] = False
 
 
@@ -465,13 +471,13 @@ class ResultOptions:
         int,
         _running(
             "--verify",
-            "Check so many random cells by full forwards with hooks; exit with 1 if they differ.",
+            "Verify N random cells by full forward passes with hooks; exit code 1 if they differ.",
             metavar="N",
             min=0,
         ),
     ] = 0
     report: Report = None
-    top: Annotated[int, _output("--top", "Show so many of the strongest sites.", metavar="N", min=1)] = 10
+    top: Annotated[int, _output("--top", "Number of strongest sites to show.", metavar="N", min=1)] = 10
     progress: Progress = None
 
 
@@ -490,13 +496,13 @@ class StoreOptions:
         Path | None,
         _output(
             "--out",
-            "Keep the run there: what is done while it runs, and the result. `conewise report DIR` makes a "
-            "page of it.",
+            "Store the run in this folder while it runs, and the result. `conewise report DIR` makes "
+            "a report of it.",
             metavar="DIR",
             parser=folder_of,
         ),
     ] = None
-    resume: Annotated[bool, _output("--resume", "Go on with the run in --out where it was cut off.")] = False
+    resume: Annotated[bool, _output("--resume", "Resume the interrupted run in --out.")] = False
 
 
 @dataclass(frozen=True)
@@ -527,15 +533,15 @@ class FindOptions:
         Method,
         _finding(
             "--method",
-            "acdc: remove edges one after the other where the metric can do without. exact: patch every edge "
-            "alone, and keep those with the largest effects.",
+            "acdc: remove edges one by one while the metric changes little. exact: patch every edge by "
+            "itself and keep those with the largest effects.",
         ),
     ] = Method.ACDC
     threshold: Annotated[
         float | None,
         _finding(
             "--threshold",
-            "How much an edge has to change the metric to be kept.",
+            "Keep an edge that changes the metric by at least this much.",
             metavar="T",
             show_default="1% of what removing all edges changes",
         ),
@@ -544,7 +550,7 @@ class FindOptions:
         int | None,
         _finding(
             "--top",
-            "With --method exact, keep at most so many edges, and not by a threshold.",
+            "With --method exact, keep at most this many edges instead of using a threshold.",
             metavar="N",
             min=1,
         ),
@@ -560,11 +566,11 @@ class FindOptions:
         Ablation,
         _finding(
             "--source",
-            "What removed edges carry: what they do on the corrupted prompt, nothing, or their mean.",
+            "Value of removed edges: that of the corrupted prompt, zero, or their mean.",
         ),
     ] = Ablation.RUN
     metric: ReadMetric = Metric.LOGIT_DIFF
     minimality: Annotated[
         bool,
-        _finding("--minimality/--no-minimality", "Evaluate the circuit without each of its edges too."),
+        _finding("--minimality/--no-minimality", "Also evaluate the circuit without each of its edges."),
     ] = True
