@@ -104,9 +104,12 @@ def test_the_speed_is_that_of_forwards_that_were_timed(first: Shown) -> None:
 def test_a_busy_machine_is_told_of(first: Shown, slowest: float, is_busy: bool) -> None:
     console = Console(file=io.StringIO(), width=400)
     absent: Any = None
+    story = replace(first.story, forward_range=(1.0, slowest))
+    assert story.forward_range is not None
+    assert story.was_busy == is_busy
     show_cost(
         console,
-        demo.Demo(absent, first.result.plan, first.result, first.story, first.folded, (1.0, slowest)),
+        demo.Demo(absent, first.result.plan, first.result, story, first.folded, story.forward_range),
     )
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"(1 to {slowest} s)" in text

@@ -19,7 +19,7 @@ from conewise.errors import Piece
 if TYPE_CHECKING:
     from conewise.report.folded import Cone, Folded
 
-SITES_HELP = """List what can be patched in a model: its kinds of sites, their layers, heads, axes and cones.
+SITES_HELP = """List the sites of a model that can be patched: kinds, layers, heads, axes, and sizes of cones.
 
 With --kind, every site of one kind; "all" lists modules and operations too.
 
@@ -30,9 +30,9 @@ Examples:
   conewise sites ./my-model --kind all --json
 """
 
-CONE_HELP = """Draw the cone of a site: all that a patch there recomputes, on the model's layers.
+CONE_HELP = """Draw the cone of a site: everything that a patch there recomputes.
 
-In the terminal a row for each layer; with -o a drawing (.svg) or a page to step through (.html).
+Prints a row for each layer; -o writes a drawing (.svg) or an interactive page (.html).
 
 \b
 Examples:
@@ -43,8 +43,8 @@ Examples:
 
 VERIFY_HELP = """Check the captured graph against the model itself, on random inputs, bit for bit.
 
-Exits with 1 when they differ, unless the model computes otherwise while it is captured than when it runs, and
-they differ by no more than rounding; what was found is said.
+Exit code 1 if they differ, unless the module itself computes differently while it is captured and the
+difference is rounding. The output says what was found.
 
 \b
 Examples:

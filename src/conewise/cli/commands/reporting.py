@@ -17,7 +17,7 @@ from conewise.files import is_there
 if TYPE_CHECKING:
     pass
 
-REPORT_HELP = """Make a page of a run that was kept with --out or `result.save`: one file, without a network.
+REPORT_HELP = """Make an HTML report of a run that was stored with --out or `result.save`, in one file.
 
 \b
 Examples:
@@ -25,9 +25,9 @@ Examples:
   conewise report run -o ioi.html
 """
 
-REPRODUCE_HELP = """Run the paper's experiments on real graphs, and compare with its printed figures.
+REPRODUCE_HELP = """Run the paper's experiments on real graphs and compare with the published figures.
 
-Exits with 1 when something that is exact does not match.
+Exit code 1 if a quantity that should be exact does not match.
 
 \b
 Examples:

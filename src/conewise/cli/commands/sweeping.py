@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 FORWARDS = 3
 """The number of full forwards that are timed, for the comparison with full re-runs."""
 
-SWEEP_HELP = """Patch every site in a world of its own, and say what each does to the metric.
+SWEEP_HELP = """Activation patching: patch every site by itself and report its effect on the metric.
 
-Only what depends on a patched site is computed again. The strongest sites are shown, with what the run cost;
---report writes a page with heatmaps, --out keeps the run. Without --pos a site is patched at all positions
-together.
+Only what lies downstream of a patched site is recomputed. Shows the finding, the strongest sites and the
+cost. --report writes a page with heatmaps, --out stores the run. Without --pos, a site is patched at all
+positions at once.
 
 \b
 Examples:
@@ -70,9 +70,9 @@ Examples:
   conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
 """
 
-PLAN_HELP = """Say what a sweep would cost, and run nothing of it.
+PLAN_HELP = """Report the exact cost of a sweep without running it.
 
-Takes what `conewise sweep` takes. The counts are exact: a run computes just that.
+Takes the options of `conewise sweep`. The counts are exact: the run computes exactly that.
 
 \b
 Examples:
@@ -80,7 +80,7 @@ Examples:
   conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
 """
 
-EDGES_HELP = """Patch every edge between components, each in a world of its own: its effect on the metric.
+EDGES_HELP = """Path patching: patch every edge between components by itself, and report each effect.
 
 An edge is what one component (the input, a head, an MLP) wrote and another one (the queries, keys or values
 of a head, an MLP, the logits) reads: a0.h1->a3.h2<q>, m5->logits. That reader alone sees the change.
