@@ -34,7 +34,8 @@ def graft_cost_by_the_cone_of_u(graph: cw.Graph, graft: GraftAt) -> float | Frac
 def _disturbed(graph: cw.Graph, graft: GraftAt) -> set[str]:
     if isinstance(graft.at, str):
         return set(graph.cone(graft.at))
-    return {graft.at[1], *graph.cone(graft.at[1])}
+    readers = (graft.at[1],) if isinstance(graft.at[1], str) else graft.at[1]
+    return set(readers).union(*map(graph.cone, readers))
 
 
 def batched_without_the_sites(graph: cw.Graph, grafts: Sequence[GraftAt]) -> float | Fraction:

@@ -23,7 +23,7 @@ def graph_of(seed: int, size: int = 40) -> cw.Graph:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sweep_of_a_graph_costs_what_its_plan_says_and_changes_what_full_runs_change(seed: int) -> None:
     graph = graph_of(seed)
-    sites = [*graph.computed[::3], ("n1", "n5")]
+    sites: list[str | tuple[str, ...]] = [*graph.computed[::3], ("n1", "n5")]
     job = cw.sweep(graph, sites, "n39", value=lambda there: there + 1)
     result = job.run()
     assert result.ledger["recomputed"] == job.plan().node_evaluations

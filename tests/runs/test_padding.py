@@ -236,12 +236,10 @@ def test_edges_circuits_searches_and_parts_of_logits_are_those_of_the_prompt_alo
         torch.testing.assert_close(*tables, atol=1e-3, rtol=1e-3)
     for ablation in ("resample", "zero", "mean"):
         asked: dict[str, Any] = {"metric": metric}
-        sources = {
-            "zero": lambda _: "zero",
-            "mean": lambda run: cw.mean(model, [run]),
-            "resample": lambda run: run,
-        }
-        pairs = [(base, sources[ablation](run)) for base, run in (given, plain)]
+        pairs = [
+            (base, cw.mean(model, [run]) if ablation == "mean" else "zero" if ablation == "zero" else run)
+            for base, run in (given, plain)
+        ]
         circuits = [
             model.find_circuit(base=base, source=run, threshold=0.3, **asked).run() for base, run in pairs
         ]

@@ -286,7 +286,7 @@ DEATHS = 10
 """The number of workers that may die in a row without any share being done."""
 
 
-class WorkerJob(Protocol):
+class WorkerJob:
     """A job as a worker has it."""
 
     def know_plan(self, batch: int, text: str) -> None:

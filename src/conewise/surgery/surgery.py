@@ -53,9 +53,11 @@ class Surgery:
         `at` is a site, or an edge: a site, and who reads it there, as a module's path or a site. The
         block's module and its sites, `name.input` and `name.output`, are found by the `name`.
         """
-        if isinstance(at, tuple) and len(at) == 2 and not isinstance(at[1], int):
-            return self._with(Graft(as_place(at[0]), block, as_place(at[1]), name))
-        return self._with(Graft(as_place(at), block, None, name))
+        match at:
+            case (site, reader) if not isinstance(reader, int):
+                return self._with(Graft(as_place(site), block, as_place(reader), name))
+            case _:
+                return self._with(Graft(as_place(at), block, None, name))
 
     def redefine(
         self, what: PlaceLike, rule: Callable[..., Any] | None = None, *, weight: Tensor | None = None
