@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -274,6 +275,28 @@ def test_what_nobody_means_is_refused_by_an_error_of_ours(name: str) -> None:
     with pytest.raises(ConewiseError) as found:
         CALLS[name]()
     assert len(str(found.value)) < 1_000
+
+
+JOBS: dict[str, Callable[[], Any]] = {
+    "Sweep": lambda: model().sweep(("resid_post", 1), **ablated()),
+    "Attribution": lambda: model().attribute(("resid_post", 1), **ablated()),
+    "Search": lambda: model().find_circuit(**ablated(), threshold=1.0),
+    "CausalTrace": lambda: model().causal_trace(TEXT, subject=[1], metric=cw.logit(3), n=1),
+    "Question": lambda: model().ask([question()], source="zero"),
+    "QuestionAttribution": lambda: model().ask([question()], source="zero").attribute("atp"),
+}
+
+
+def question() -> dict[str, str]:
+    return {"clean": TEXT, "answer": " Mary", "wrong": " John"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_option_that_a_job_does_not_have_is_refused_with_those_that_it_has(name: str) -> None:
+    job = JOBS[name]()
+    for option in ("executor", "phases", "how", "args"):
+        with pytest.raises(ArgumentError, match=rf"`run` has no option '{option}' here; it has out, resume"):
+            job.run(**{option: 5})
 
 
 def test_numbers_of_any_size_and_kind_are_numbers(tmp_path: Path) -> None:

@@ -395,6 +395,7 @@ class Question(Runnable[Answer]):
                 progress(done, len(self.prompts.pairs))
         return whole_plan(plans)
 
+    @checked
     def _run(self, how: How, *, evaluator: str = "auto", verify: Count = 0) -> Answer:
         """Run every sweep. Several groups are stored in folders of their own in `out`."""
         if not how.resume:  # a run that is resumed stays cut as it was
