@@ -236,6 +236,22 @@ CALLS: dict[str, Any] = {
         f"log {log!r}": lambda log=log: cw.Circuit.made(model(), ["input->m0"], log=log)
         for log in ([0, None], [("input->m0", True, 1.0)], [Decision("m0", True, 1.0)])
     },
+    "endless log": lambda: cw.Circuit.made(model(), ["input->m0"], log=cast(Any, ENDLESS)),
+    "endless components": lambda: cw.Circuit.from_nodes(model(), cast(Any, ENDLESS)),
+    "endless demand": lambda: base().demand(ENDLESS),
+    "metrics of no run": lambda: model().sweep(("resid_post", 1), **ablated()).read_metrics(5),
+    "endless places": lambda: swept(ENDLESS),
+    "endless places to attribute to": lambda: model().attribute(ENDLESS, **ablated()),
+    "endless places to ask about": lambda: model().ask([question()], sites=ENDLESS),
+    "endless places together": lambda: swept([ENDLESS]),
+    "endless senders": lambda: path_patched(ENDLESS, "logits"),
+    "endless receivers": lambda: path_patched("a0.h1", ENDLESS),
+    **{
+        f"source {given!r}": lambda given=given: model().find_circuit(
+            **{**ablated(), "source": given}, threshold=1.0
+        )
+        for given in cast(Any, (np.array([1, 2]), (np.array([1, 2]), 3), torch.ones(2)))
+    },
     "endless keep": lambda: model().run(TEXT, keep=ENDLESS),
     **{
         f"imaginary vector, {kind}": lambda call=call: call(cw.add(1j * torch.ones(WIDTH)))

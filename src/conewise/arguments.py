@@ -230,11 +230,15 @@ def _alternative(part: str, scope: Mapping[str, Any]) -> _Alternative | None:
             lambda given: given if all(hasattr(given, name) for name in names) else _REFUSED,
         )
     if kind.__module__ == "collections.abc":
+        holds_texts = part.endswith("[str]")  # a range is none of them, and may be endless
         return _Alternative(
             f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__.lower()}",
             lambda given: (
                 given
-                if isinstance(given, kind) and not isinstance(given, str | bytes) and has_items(given)
+                if isinstance(given, kind)
+                and not isinstance(given, str | bytes)
+                and not (holds_texts and isinstance(given, range))
+                and has_items(given)
                 else _REFUSED
             ),
         )

@@ -219,7 +219,7 @@ def _receivers(components: Components, given: Receivers) -> list[tuple[Reader, .
 
 def _several(given: Any, what: str) -> list[Any]:
     """Return what was given for senders or receivers as a list."""
-    if not has_items(given):
+    if not has_items(given) or isinstance(given, range):  # which may be endless
         raise EdgeError(f"{what} are a name such as 'a0.h1', which may hold `*`, or a list, not {given!r}.")
     return [given] if isinstance(given, str) else list(given)
 

@@ -255,7 +255,7 @@ def _as_group(item: object) -> Group:
         return (item,)
     if is_place(item):
         return (as_place(item),)
-    if not isinstance(item, Iterable) or isinstance(item, bytes) or hasattr(item, "dtype"):
+    if not isinstance(item, Iterable) or isinstance(item, bytes | range) or hasattr(item, "dtype"):
         raise SiteError(f"{describe(item)} is no place, and no set of places that are patched together.")
     parts = [one if isinstance(one, Places) else (one,) for one in item]
     places = tuple(

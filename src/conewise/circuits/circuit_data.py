@@ -120,8 +120,8 @@ def checked_scores(graph: EdgeGraph, scores: Mapping[str, float]) -> Mapping[str
 
 def checked_log(graph: EdgeGraph, log: Iterable[Any]) -> tuple[Decision, ...]:
     """The decisions, each about an edge of the graph. Raises CircuitError for what is none."""
-    found = tuple(log)
-    for one in found:
+    found = []
+    for one in log:
         is_decision = isinstance(one, Decision) and type(one.kept) is bool
         if not is_decision or not is_number(one.change):
             raise CircuitError(
@@ -129,7 +129,8 @@ def checked_log(graph: EdgeGraph, log: Iterable[Any]) -> tuple[Decision, ...]:
                 "none."
             )
         graph.number(one.edge)
-    return found
+        found.append(one)
+    return tuple(found)
 
 
 def between(graph: EdgeGraph, nodes: Iterable[str]) -> np.ndarray:

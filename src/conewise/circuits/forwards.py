@@ -395,9 +395,10 @@ def _of_prompts(
 def _carried(source: Any) -> tuple[str, Any]:
     """Return what removed edges carry, as `Ablated` calls it, and the run that it is taken from."""
     match source:
-        case "zero" | "mean" | "mean-positional" | "mean-template":
+        # An array cannot be compared with a text.
+        case str() if source in {"zero", "mean", "mean-positional", "mean-template"}:
             return source, None
-        case ("mean", batch):  # as workers are told of it
+        case (str("mean"), batch):  # as workers are told of it
             return "mean", batch
         case Intervention(described=("mean", False, [batch], _)):
             return "mean", batch

@@ -69,7 +69,9 @@ def with_named(sites: Any, model: Captured) -> Any:
     """Return what was given for `sites`, with an edge for each name of one, and edges for tables of some."""
     if isinstance(sites, str):
         return _named(sites, model)
-    is_whole = is_place(sites) or isinstance(sites, Selectors | Selector | Edges | Places)
+    is_whole = is_place(sites) or isinstance(
+        sites, Selectors | Selector | Edges | Places | range
+    )  # a range may be endless
     if is_whole or not isinstance(sites, Iterable) or hasattr(sites, "dtype"):
         return sites
     cones: dict[str, frozenset[str]] = {}

@@ -377,7 +377,7 @@ class Values:
 
 def node_names(nodes: str | Iterable[str]) -> tuple[str, ...]:
     """Names of nodes as they are given to `demand`: one, or several."""
-    given = expect("nodes", nodes, "str | Iterable")
+    given = expect("nodes", nodes, "str | Iterable[str]")
     return (given,) if isinstance(given, str) else tuple(given)
 
 

@@ -35,7 +35,8 @@ from conewise.program.tensors import Tensor, expect_precision
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
-from conewise.runs.metrics import Metric, as_metric
+from conewise.runs.metrics import as_metric
+from conewise.runs.reading import Reading
 from conewise.runs.spreading import spread
 from conewise.sweeps.batches import Base, Batches
 from conewise.sweeps.execution.batch import Batch
@@ -257,9 +258,9 @@ class Sweep(Runnable[Result]):
         """The nodes that the metrics read."""
         return self.facts.targets(self.metrics)
 
-    def read_metrics(self, run: Any, metrics: Sequence[Metric] | None = None) -> Tensor:
-        """Every metric of a run, as [metric, prompt] in float64; `metrics` are those of its batch."""
-        return MetricReader(self.facts, self.metrics if metrics is None else metrics).of_run(run)
+    def read_metrics(self, run: Reading) -> Tensor:
+        """Every metric of a run, as [metric, prompt] in float64."""
+        return MetricReader(self.facts, self.metrics).of_run(run)
 
     def provenance(self, *, strict: bool = False) -> dict[str, Any]:
         """All that the numbers depend on, as plain values: equal sweeps have equal provenance.
