@@ -40,7 +40,7 @@ LOSSES = ("kl", "kl_to", "cross_entropy")
 """Metrics that are the better the smaller they are."""
 
 RESAMPLES, LEVEL = 2000, 0.95
-"""How often prompts are drawn anew for intervals, and how much of the time these hold."""
+"""The number of draws of prompts for intervals, and the share of the time that these hold."""
 
 Scores = NDArray[np.float64]
 
@@ -257,7 +257,7 @@ def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, .
 
 
 def ranked(scores: Scores, select: str) -> Scores:
-    """What is taken first is largest: `scores` are positive where something helps."""
+    """Return keys of which the largest is taken first; `scores` are positive where something helps."""
     if select not in SELECTIONS:
         raise CircuitError(Argument("select", select), f" is none of {', '.join(map(repr, SELECTIONS))}.")
     return np.abs(scores) if select == "absolute" else scores

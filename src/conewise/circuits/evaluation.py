@@ -95,7 +95,7 @@ class Evaluation:
 
 
 ONLY = ("faithfulness", "completeness")
-"""What can be asked for alone: it takes the worlds that it needs and no others."""
+"""The values that can be asked for alone: each takes the worlds that it needs and no others."""
 
 
 def evaluate(

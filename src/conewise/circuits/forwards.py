@@ -208,14 +208,14 @@ class Asked:
 
     @property
     def order(self) -> list[int] | None:
-        """Where each prompt stands among those of all groups; None where they stand in order."""
+        """The place of each prompt among those of all groups; None where they stand in order."""
         numbers = [number for one in self.groups for number in one.numbers]
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         return None if order == list(range(len(order))) else order
 
     @property
     def described_ablation(self) -> str:
-        """What removed edges carry, so that equal texts mean the same."""
+        """A text of what removed edges carry: equal texts mean the same."""
         if self.constants is None:
             return " ".join([self.ablation, *(self.templates if self.ablation == "mean-template" else ())])
         held = self.constants.detach().cpu().numpy().tobytes()
@@ -351,7 +351,7 @@ def asked(
 
 @runtime_checkable
 class ConstantAblation(Protocol):
-    """What removed edges carry, where that is one vector for each writer."""
+    """An ablation under which removed edges carry one vector for each writer."""
 
     @abstractmethod
     def constants_of(self, model: Captured) -> Tensor:

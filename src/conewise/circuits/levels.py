@@ -45,7 +45,7 @@ def curve_by_effects(
 def scores_of(
     model: Captured, cells: Sequence[Cell], effects: NDArray[np.float64]
 ) -> tuple[str, NDArray[np.float64]]:
-    """What the cells are of, and the scores by number: edges, writers, or [writer, feature]; NaN for none.
+    """Return the level of cells and their scores by number: edges, writers, or [writer, feature]; NaN: none.
 
     Raises SweepError for a cell that is neither an edge, nor a component, nor a feature of what one writes.
     """

@@ -127,7 +127,7 @@ class SizeTable:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is said, without what was compiled of it."""
+        """The expressions, symbols and relations, without what was compiled of them."""
         return {"symbols": self.symbols, "expressions": self.expressions, "relations": self.relations}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ BEHIND_KEPT = 256
 
 
 class Operation(Protocol):
-    """What a step makes of a model: a module, what it computes, its sites, and how to make that again."""
+    """The result of a step on a model: a module, its program, its sites, and how to make that again."""
 
     @property
     def module(self) -> Any:
@@ -51,7 +51,7 @@ class Operation(Protocol):
 
     @property
     def program(self) -> Program:
-        """What it computes."""
+        """The program that it computes."""
 
     @property
     def sites_of(self) -> Callable[[Program], SiteTable]:
@@ -63,7 +63,7 @@ class Operation(Protocol):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Where the module may compute otherwise than the program."""
+        """The reasons why the module may compute otherwise than the program."""
 
 
 class Captured:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: the next tokens, and how much each head and MLP writes."""
+"""The view of a run in a notebook: the next tokens, and how much each head and MLP writes."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Metric:
         return shown(heading(f"Metric {self.name}", self._formula()), note(f"For {count}."))
 
     def _formula(self) -> str:
-        """What it computes, as far as that is known."""
+        """The computation, as far as it is known."""
         if self.of_text is not None:
             return f"of {', '.join(map(_brief, self.described))}, as the model's tokenizer reads them"
         if self.whole:
