@@ -312,7 +312,7 @@ def test_a_second_search_in_a_folder_is_refused_while_the_first_is_under_way(tmp
     [
         ({"threshold": 0.0}, "above 0"),
         ({"threshold": float("nan")}, "`threshold` is float nan; expected a finite number"),
-        ({"source": cw.noise(1.0)}, "'zero', 'mean' or"),
+        ({"source": cw.noise(1.0)}, "'mean-template' or"),
         ({"source": None}, "there is no `source`"),
         ({"harm": "worse"}, "'increase', 'decrease', 'either'"),
         ({"heads": "random"}, "'descending', 'ascending'"),
