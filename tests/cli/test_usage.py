@@ -450,10 +450,11 @@ def test_messages_of_the_library_name_options() -> None:
 def test_every_argument_that_a_message_names_is_an_option() -> None:
     """Read from the sources: a message that names an argument which no command has would mislead."""
     package = Path(conewise.__file__).parent
-    named: dict[str, set[str]] = {"sweep": set(), "circuit": set()}
+    named: dict[str, set[str]] = {"sweep": set(), "circuit": set(), "tasks": set()}
     for path in package.rglob("*.py"):
-        # What circuits say reaches the command that finds them.
-        own = "circuit" if path.relative_to(package).parts[0] == "circuits" else "sweep"
+        # What circuits say reaches the command that finds them, and what tasks say the one that prints them.
+        inside = path.relative_to(package).parts
+        own = "tasks" if inside == ("text", "tasks.py") else "circuit" if inside[0] == "circuits" else "sweep"
         named[own] |= {
             ast.literal_eval(node.args[0])
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -482,10 +483,12 @@ def test_an_option_is_declared_once_and_shared() -> None:
     assert len(declared) > 40
     assert {flag for flag, times in declared.items() if times > 1} == {
         "--kind",  # which sites are listed; the states that are traced
-        "--n",  # how often noise is drawn; how many prompts
+        "--n",  # how often noise is drawn; how many prompts; how many random inputs
         "--method",  # how effects are estimated; how a circuit is found
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page
+        "--source",  # what is put at a site; what removed edges carry
+        "--split",  # how float32 is multiplied; which prompts of a task
         "--top",  # how many are shown; how many edges a circuit has
     }
 
