@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from conewise.anatomy.places import Place
 from conewise.report.story import Story
 from conewise.sweeps.findings import certainty, cost, finding
 from conewise.sweeps.result import Result
@@ -67,3 +68,13 @@ def test_how_sure_it_is(result: Result) -> None:
 
 def test_what_it_cost(result: Result) -> None:
     assert cost(result).startswith(f"6 worlds, {result.ledger.node_evaluations:,} node evaluations, ")
+
+
+def test_the_name_of_a_site_is_written_as_it_is(result: Result) -> None:
+    assert finding(with_effects(result, [0.0, 0.0, 0.0, 0.0, 0.0, 2.0])).startswith("MLP 1 alone ")
+    part = result.spreads[0]
+    renamed = replace(
+        part, cells=tuple(replace(cell, places=(Place("sae.latents"),)) for cell in part.cells[:4])
+    )
+    found = finding(with_effects(replace(result, spreads=(renamed, result.spreads[1])), [0.5, 0, 0, 0, 0, 0]))
+    assert found.startswith("sae.latents alone accounts for 50% of")

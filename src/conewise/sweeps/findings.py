@@ -107,7 +107,9 @@ def _is_word_itself(cell: Cell, share: float) -> bool:
 
 
 def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
+    first = words.split(" ", 1)[0]
+    is_word = first.isalpha()  # and no name of a site, which is written as it is
+    return f"{words[:1].upper() if is_word else words[:1]}{words[1:]}."
 
 
 def _listed(names: list[str]) -> str:
@@ -117,7 +119,8 @@ def _listed(names: list[str]) -> str:
 def certainty(result: ResultData, metric: int = 0) -> str:
     """How sure a finding is: over how many prompts, in which interval, and whether it was verified."""
     prompts = result.per_prompt.shape[-1]
-    said = [f"{prompts:,} prompts" if prompts > 1 else "one prompt, so nothing is known about others"]
+    unit = "prompt" if result.story is None else result.story.unit
+    said = [f"{prompts:,} {unit}s" if prompts > 1 else f"one {unit}, so nothing is known about others"]
     if prompts > 1 and result.base_per_prompt is not None:
         for _, cell in _told(result, metric)[:1]:
             at = result.cells.index(cell)
