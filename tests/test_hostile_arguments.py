@@ -240,6 +240,7 @@ CALLS: dict[str, Any] = {
     "endless components": lambda: cw.Circuit.from_nodes(model(), cast(Any, ENDLESS)),
     "endless demand": lambda: base().demand(ENDLESS),
     "metrics of no run": lambda: model().sweep(("resid_post", 1), **ablated()).read_metrics(5),
+    "half of a surrogate pair as a label": lambda: cw.cells(("mlp_out", 0), sources={"\ud800": "zero"}),
     "endless places": lambda: swept(ENDLESS),
     "endless places to attribute to": lambda: model().attribute(ENDLESS, **ablated()),
     "endless places to ask about": lambda: model().ask([question()], sites=ENDLESS),
@@ -326,6 +327,13 @@ def test_numbers_of_any_size_and_kind_are_numbers(tmp_path: Path) -> None:
     assert torch.equal(logits, base().logits)
     assert model().run(TEXT, keep=np.array(["z"]))["z", 1].shape == base()["z", 1].shape
     assert cw.Processes(devices=[torch.device("cpu")]) is not None
+
+
+def test_a_metric_that_is_a_plain_number_keeps_its_digits() -> None:
+    for number in (0.1, 10**30, 2**53 + 0.0):
+        plain = cw.metric(lambda outputs, number=number: number, key="plain", name="plain")
+        for metrics in (plain, [cw.logit(3), plain]):
+            assert swept(metric=metrics).metric("plain").item() == float(number)
 
 
 def test_targets_are_whole_numbers_of_any_size_in_the_vocabulary() -> None:

@@ -20,7 +20,7 @@ from conewise.anatomy.places import (
     as_written,
     read_name,
 )
-from conewise.arguments import checked, has_items
+from conewise.arguments import checked, expect, has_items
 from conewise.errors import EdgeError, SiteError, SweepError, describe
 
 Choice = int | str | Sequence[int]
@@ -431,6 +431,7 @@ def _places(given: PlaceLike | Iterable[PlaceLike]) -> tuple[Place, ...]:
 def _label(label: object) -> str:
     if not isinstance(label, str) or (label and not label.strip()) or "\n" in label:
         raise SweepError(f"a label is a short text on one line, not {label!r}.")
+    expect("label", label, "str")
     return label
 
 

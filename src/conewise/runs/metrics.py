@@ -615,7 +615,7 @@ def applied_whole(metric: Metric, outputs: Any, batch: int) -> Tensor:
     """
     found = metric.compute(outputs)
     if isinstance(found, int | float):
-        found = torch.tensor(found)
+        found = torch.tensor(found, dtype=torch.float64)
     if isinstance(found, torch.Tensor) and found.ndim == 0:
         found = found.expand(batch or 1)
     if isinstance(found, torch.Tensor) and found.ndim == 1 and not batch:
