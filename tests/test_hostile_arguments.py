@@ -331,7 +331,11 @@ def test_numbers_of_any_size_and_kind_are_numbers(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_a_plain_number_keeps_its_digits() -> None:
     for number in (0.1, 10**30, 2**53 + 0.0):
-        plain = cw.metric(lambda outputs, number=number: number, key="plain", name="plain")
+
+        def read(_: Any, number: float = number) -> float:
+            return number
+
+        plain = cw.metric(read, key="plain", name="plain")
         for metrics in (plain, [cw.logit(3), plain]):
             assert swept(metric=metrics).metric("plain").item() == float(number)
 
