@@ -44,7 +44,7 @@ def test_every_example_is_listed() -> None:
     for path in (*SCRIPTS, *NOTEBOOKS):
         assert f"]({path.relative_to(ROOT / 'examples')})" in listed
     assert len(SCRIPTS) >= 5
-    assert len(NOTEBOOKS) == 2
+    assert len(NOTEBOOKS) == 3
 
 
 def shown(cell: Any) -> str:
