@@ -28,7 +28,10 @@ METHODS = [
     ("relp", "edges", None),
     ("eap", "edges", None),
     ("eap-ig", "edges", 3),
+    ("eap-ig-source", "edges", 3),
     ("eap-ig-activations", "edges", 3),
+    ("gim", HEADS, None),
+    ("gim", "edges", None),
 ]
 
 

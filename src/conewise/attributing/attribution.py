@@ -23,7 +23,15 @@ from conewise.attributing.approximation import (
     expect_whole,
     largest,
 )
-from conewise.attributing.pieces import HYBRID, AttributionPlan, AttributionRequest, Counts, Piece, method_of
+from conewise.attributing.pieces import (
+    HYBRID,
+    AttributionPlan,
+    AttributionRequest,
+    Counts,
+    Piece,
+    method_of,
+    with_steps_from,
+)
 from conewise.attributing.work import Work
 from conewise.errors import Argument, SweepError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun, pool_of, run_job, run_jobs
@@ -229,6 +237,7 @@ def attribute(
     n: int | None = None,
     top: int | None = None,
     seed: int = 0,
+    steps_from: str | None = None,
 ) -> Attribution:
     """Estimate by gradients what `model.sweep(sites, ...)` would find: a job with a result of the same cells.
 
@@ -236,8 +245,11 @@ def attribute(
     and a value is the base's metric plus that: an approximation, which plots, tables, files and pages say.
 
     `method` is, for sites, "atp" (attribution patching), "atp*" (with both of its corrections) or "ig"
-    (integrated gradients, with `steps`); for edges "eap", "eap-ig" (along the inputs, with `steps`) or
-    "eap-ig-activations" (along what each layer writes, with `steps`); for both "relp" (relevance patching).
+    (integrated gradients, with `steps`); for edges "eap", "eap-ig" (along the inputs, with `steps`, which
+    include the base's end, or the source's with steps_from="source", as EAP-IG's own code does since February
+    2025), "eap-ig-activations" (along what each layer writes, with `steps`) or "ifr" (information-flow
+    routes: shares of what is read in the base, no gradient); for both "relp" (relevance patching) and "gim"
+    (gradient interaction modifications).
     "hybrid" ranks by "atp" or "eap", computes `n` cells exactly at random (20), and then cells from the top
     down, until none that is left can belong to the `top` largest (10) by the error of the sample; `exact`
     names them.
@@ -247,7 +259,7 @@ def attribute(
     """
     model._capture_for(base)
     sweep = Sweep(model, with_named(sites, model), base=base, source=source, metric=metric)
-    return Attribution(sweep, method, steps, n=n, top=top, seed=seed)
+    return Attribution(sweep, with_steps_from(method, steps_from), steps, n=n, top=top, seed=seed)
 
 
 def attributed_together(

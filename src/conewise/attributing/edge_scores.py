@@ -17,7 +17,7 @@ import torch
 from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Cell
-from conewise.attributing.relevance import Relevance
+from conewise.attributing.relevance import GradientInteractions, Relevance
 from conewise.attributing.work import Work
 from conewise.circuits.head_slices import HeadSlices, Walks, by_head, head_slices
 from conewise.circuits.replaced_parts import EdgeFacts
@@ -420,6 +420,34 @@ def relp_edges(work: Work, table: EdgeTable) -> Tensor:
     return scores.effects(scores.tables({}))
 
 
+def gim_edges(work: Work, table: EdgeTable) -> Tensor:
+    """Gradient interaction modifications of edges (Edin et al. 2025): as `eap`, by the rules of GIM."""
+    scores = EdgeScores(work, table, work.relevance(GradientInteractions))
+    return scores.effects(scores.tables({}))
+
+
+def information_flow(work: Work, table: EdgeTable) -> Tensor:
+    """Information-flow routes (Ferrando & Voita 2024): [metric, cell, prompt], the base alone is read.
+
+    How near what a writer wrote is to the stream that a reader reads, max(0, |stream| − |stream − part|) in
+    the sum of absolute values, as a share of that of all writers, averaged over positions. It is the same for
+    all readers of a value of the stream. An effect is minus the share, as removing what helps has it.
+    """
+    if table.positions is not None:
+        raise SweepError("'ifr' is a mean over positions: attribute to edges at all positions.")
+    rows = []
+    for entry, slots in table.by_entry.items():
+        known = table.facts[entry].parts
+        with computing():
+            parts, stream = known.parts(work.read, entry), known.stream(work.read, entry)
+            apart = (parts - stream).abs().sum(-1)
+            near = (stream.abs().sum(-1) - apart).clamp(min=0)
+            shares = (near / near.sum(0).clamp(min=torch.finfo(near.dtype).tiny)).mean(-1)
+        rows.append(-shares.repeat(sum(one.heads for one in slots), 1))
+    whole = torch.cat(rows).double().cpu()
+    return EdgeScores(work, table).effects([(whole, False)] * len(work.metrics))
+
+
 def eap_inputs(work: Work, table: EdgeTable, steps: int) -> Tensor:
     """EAP with integrated gradients along the inputs (Hanna et al. 2024): [metric, cell, prompt].
 
@@ -427,9 +455,21 @@ def eap_inputs(work: Work, table: EdgeTable, steps: int) -> Tensor:
     base) for k = 0, ..., steps − 1, and all behind it is computed; the gradients of `eap` are averaged there.
     With one step it is `eap`.
     """
+    return _along_inputs(work, table, [step / steps for step in range(steps)])
+
+
+def eap_inputs_from_source(work: Work, table: EdgeTable, steps: int) -> Tensor:
+    """The same for k = 1, ..., steps: the source's end is among the points, and the base's is not.
+
+    It is what the published code does since February 2025.
+    """
+    return _along_inputs(work, table, [step / steps for step in range(1, steps + 1)])
+
+
+def _along_inputs(work: Work, table: EdgeTable, shares: Sequence[float]) -> Tensor:
     line, scores = lines(table, "eap-ig")[0], EdgeScores(work, table)
-    points = (scores.tables(_point(work, line.node, step / steps, "eap-ig")) for step in range(steps))
-    return scores.effects(_sum(points)) / steps
+    points = (scores.tables(_point(work, line.node, share, "eap-ig")) for share in shares)
+    return scores.effects(_sum(points)) / len(shares)
 
 
 def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:

@@ -13,7 +13,7 @@ from conewise.anatomy.axes import resolved
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Cell
 from conewise.anatomy.sites import Located
-from conewise.attributing.relevance import Relevance
+from conewise.attributing.relevance import GradientInteractions, Relevance
 from conewise.attributing.work import Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.program.tensors import Tensor, computing
@@ -207,6 +207,11 @@ def relp(work: Work, sites: PatchedSites) -> Tensor:
     See `structure.relevance` for the rules. Queries and keys have none: attention's pattern is a constant.
     """
     return _one_pass(work, sites, work.relevance())
+
+
+def gim(work: Work, sites: PatchedSites) -> Tensor:
+    """Gradient interaction modifications (Edin et al. 2025): as `atp`, by the rules of GIM."""
+    return _one_pass(work, sites, work.relevance(GradientInteractions))
 
 
 def _one_pass(work: Work, sites: PatchedSites, relevance: Relevance | None) -> Tensor:

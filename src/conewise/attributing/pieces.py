@@ -15,12 +15,15 @@ from conewise.attributing.edge_scores import (
     eap,
     eap_activations,
     eap_inputs,
+    eap_inputs_from_source,
     edge_table,
+    gim_edges,
+    information_flow,
     known_table,
     lines,
     relp_edges,
 )
-from conewise.attributing.node_scores import PatchedSites, StarCells, atp, atp_star, integrated, relp
+from conewise.attributing.node_scores import PatchedSites, StarCells, atp, atp_star, gim, integrated, relp
 from conewise.attributing.work import Work, flops_backward, flops_forward
 from conewise.errors import BudgetError, SweepError
 from conewise.jobs.store import Request
@@ -130,10 +133,29 @@ METHODS: Mapping[str, Method] = {
         Method("relp", of_sites=_plain(relp), of_edges=_plain(relp_edges), is_one_pass=True),
         Method("eap", of_edges=_plain(eap), is_one_pass=True),
         Method("eap-ig", of_edges=eap_inputs, default_steps=5),
+        Method("eap-ig-source", of_edges=eap_inputs_from_source, default_steps=5),
+        Method("ifr", of_edges=_plain(information_flow)),
+        Method("gim", of_sites=_plain(gim), of_edges=_plain(gim_edges), is_one_pass=True),
         Method("eap-ig-activations", of_edges=eap_activations, default_steps=5),
     )
 }
 """The methods, by name."""
+
+
+STEPS_FROM = ("base", "source")
+"""The end of the line that the steps of EAP-IG include."""
+
+
+def with_steps_from(name: str, given: str | None) -> str:
+    """The method whose steps include that end. Raises SweepError where a method has no such choice."""
+    if given is None:
+        return name
+    if given not in STEPS_FROM or name != "eap-ig":
+        raise SweepError(
+            f"steps_from={given!r} with method={name!r}: the steps of 'eap-ig' include the end of the "
+            "'base' (the default) or that of the 'source' (as EAP-IG's own code does since February 2025)."
+        )
+    return "eap-ig-source" if given == "source" else name
 
 
 def method_of(name: str) -> Method:
@@ -465,11 +487,15 @@ class AttributionRequest:
             nodes = (*given, *entries, *(slot.node for slot in others))
             return Pass(nodes, metrics, given, metrics * beside)
 
-        yield one()
+        is_from_source, is_of_inputs = name == "eap-ig-source", name in {"eap-ig", "eap-ig-source"}
+        if name == "ifr":
+            return  # the base is read, and nothing is recorded
+        if not is_from_source:
+            yield one()
         along = lines(table, name) if self.method.default_steps is not None else []
-        for line in along[:1] if name == "eap-ig" else along:
-            for _ in range(1, self.steps):
-                yield one((line.node,), None if name == "eap-ig" else line.writers)
+        for line in along[:1] if is_of_inputs else along:
+            for _ in range(0 if is_from_source else 1, self.steps):
+                yield one((line.node,), None if is_of_inputs else line.writers)
 
     def full_counts(self, piece: Piece) -> tuple[int, int]:
         """Return the node evaluations and FLOPs of a full forward for each world of a piece."""

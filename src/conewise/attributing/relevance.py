@@ -42,6 +42,9 @@ Tensor = torch.Tensor
 Ruled = Callable[[Callable[..., Any], Sequence[Any], Any], Any]
 """A record's value by its rule: of the operation, what it reads, and the value that relevance goes to."""
 
+SOFTMAXES = frozenset({"softmax", "_softmax"})
+"""Operations that make a pattern of scores."""
+
 SCALES = frozenset({"rsqrt", "sqrt", "std", "var", "linalg_vector_norm", "norm"})
 """The operations of a norm's divisor: constants on the way back."""
 
@@ -236,6 +239,46 @@ class Relevance:
             self._without[record.name] = "it is not linear, and no function of single values"
 
 
+TEMPERATURE = 2.0
+"""How much softer the softmax is on the way back that GIM takes."""
+
+
+class GradientInteractions(Relevance):
+    """The rules of GIM (Edin et al. 2025): gradients that see what several factors do together.
+
+    Norms have their scale as a constant. Of a product of two values that vary (scores, the pattern's with the
+    values, a gate) each factor has half of the gradient. The softmax of attention passes back by the pattern
+    of scores that are divided by `TEMPERATURE`.
+    """
+
+    def __init__(self, program: Program, attentions: Sequence[Attention], targets: Collection[str]) -> None:
+        self._fused = {one.core.name for one in attentions if one.core.op == ATTENTION}
+        super().__init__(program, attentions, targets)
+
+    def _cuts(self, _: Sequence[Attention]) -> Iterator[tuple[str, frozenset[str]]]:
+        for record in self._program.records:
+            if self._is_scale(record):
+                yield record.name, frozenset(record.inputs)
+
+    def _activations(self) -> None:
+        """Activation functions pass back their gradients."""
+
+    def _give(self, record: Record) -> None:
+        own = [name for name in self._varying(record) if name in self._carrying]
+        if record.op in NORMS and own:
+            self.rules[record.name] = _norm(record)
+        elif record.name in self._fused:
+            self.rules[record.name] = _attention(record)
+        elif record.op in SOFTMAXES:
+            self.rules[record.name] = _softened
+        else:
+            factors = own if record.op in SCALINGS - {"div", "divide"} else []
+            factors = factors or [name for name in own if name in _factors(record)]
+            is_product = record.op in SCALINGS - {"div", "divide"} or record.op in CONTRACTIONS
+            if is_product and len(factors) > 1:
+                self.rules[record.name] = _half
+
+
 def _factors(record: Record) -> set[str]:
     """Return the factors of a product, without what it adds."""
     args = record.args[1:3] if record.op in BIASED_PRODUCTS else record.args
@@ -328,3 +371,65 @@ class _Carried(torch.autograd.Function):
     def backward(_: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         """All to the other one."""
         return None, gradients[0]
+
+
+class _Softened(torch.autograd.Function):
+    """A softmax over the last dimension whose way back is that of a softer one."""
+
+    @staticmethod
+    def forward(context: Any, scores: Tensor) -> Tensor:
+        """The softmax as it is."""
+        context.save_for_backward((scores / TEMPERATURE).softmax(-1))
+        return scores.softmax(-1)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        """The Jacobian of the softer pattern."""
+        (pattern,) = context.saved_tensors
+        (gradient,) = gradients
+        found: Tensor = pattern * (gradient - (gradient * pattern).sum(-1, keepdim=True))
+        return found
+
+
+def _softer(scores: Tensor) -> Tensor:
+    found: Tensor = _Softened.apply(scores)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _softened(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any:
+    """A softmax, passed back by a softer one."""
+    value = _plainly(compute, inputs)
+    scores = inputs[0]
+    return value if not scores.requires_grad else _carried(value, _softer(scores).to(value.dtype))
+
+
+def _halved(value: Tensor) -> Tensor:
+    return _carried(value, 0.5 * value)
+
+
+def _attention(record: Record) -> Ruled:
+    """Fused attention: scores and the pattern's product with half each, the softmax by a softer one."""
+
+    def rule(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any:
+        value = _plainly(compute, inputs)
+        given: Mapping[str, Any] = dict(zip(record.inputs, inputs, strict=True))
+        args = [given[arg.name] if isinstance(arg, Ref) else arg for arg in record.args]
+        named = {
+            name: given[arg.name] if isinstance(arg, Ref) else arg for name, arg in record.kwargs.items()
+        }
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        all_of_it = {**dict(zip(names, args, strict=False)), **named}
+        query, key, values = (all_of_it[name] for name in names[:3])
+        if all_of_it.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, values = (one.repeat_interleave(times, -3) for one in (key, values))
+        scale = all_of_it.get("scale") or query.shape[-1] ** -0.5
+        scores = _halved(query @ key.transpose(-1, -2)) * scale
+        mask = all_of_it.get("attn_mask")
+        if all_of_it.get("is_causal"):
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        return _carried(value, _halved(_softer(scores) @ values).to(value.dtype))
+
+    return rule

@@ -206,16 +206,17 @@ class Work:
         self.count(len(self._behind))
         return self._tape.gradients(measured, values, is_last=is_last)
 
-    def relevance(self) -> Relevance:
+    def relevance(self, kind: type[Relevance] = Relevance) -> Relevance:
         """The rules of relevance for what the metrics read, found once for a model."""
-        known: dict[tuple[str, ...], Relevance] = vars(self.model).setdefault(_RELEVANCE, {})
-        if self.targets not in known:
+        known: dict[tuple[Any, ...], Relevance] = vars(self.model).setdefault(_RELEVANCE, {})
+        key = kind.__name__, self.targets
+        if key not in known:
             layers = self.model.site_table.model_layers
             attentions = [
                 one for layer in layers for one in (layer.attention, layer.cross) if one is not None
             ]
-            known[self.targets] = Relevance(self.model.program, attentions, self.targets)
-        return known[self.targets]
+            known[key] = kind(self.model.program, attentions, self.targets)
+        return known[key]
 
     def count(self, evaluations: int) -> None:
         """Count nodes that were computed."""

@@ -22,7 +22,7 @@ from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import POSITIONS, Cell, SelectorLike, Selectors, as_selectors
 from conewise.arguments import Count, Samples, checked
 from conewise.attributing.attribution import Attribution, attributed_together
-from conewise.attributing.pieces import HYBRID, AttributionPlan
+from conewise.attributing.pieces import HYBRID, AttributionPlan, with_steps_from
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
 from conewise.jobs.progress import bar
 from conewise.jobs.runnable import How, Runnable
@@ -430,9 +430,11 @@ class Question(Runnable[Answer]):
                 results = [replace(one, verification=one.verify(n=verify)) for one in results]
         return results[0] if len(results) == 1 else whole_result(results, self.prompts.groups)
 
-    def attribute(self, method: str, *, steps: int | None = None, seed: int = 0) -> QuestionAttribution:
+    def attribute(
+        self, method: str, *, steps: int | None = None, seed: int = 0, steps_from: str | None = None
+    ) -> QuestionAttribution:
         """Estimate by gradients what every sweep would find: a job, see `Model.attribute`."""
-        return QuestionAttribution(self, method, steps, seed)
+        return QuestionAttribution(self, with_steps_from(method, steps_from), steps, seed)
 
     # -- on some of the prompts ----------------------------------------------------------------
 
@@ -583,6 +585,8 @@ class QuestionAttribution(Runnable[Result]):
 
         question._expect_room(lambda sweep: self._of(sweep).plan(budget), budget)
         whole = question._in_groups(how, alone, None if self.method == HYBRID else together)
+        if len(question.numbers) > 1:  # the sweeps are gone, and what it is a result of is the question
+            return Answer.of(whole, question, question.story())
         return replace(whole, story=question.story())
 
 
