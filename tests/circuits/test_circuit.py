@@ -1,6 +1,7 @@
 """A circuit as a value: made, asked, compared, drawn, written and read."""
 
 import json
+import pickle
 import math
 import re
 from pathlib import Path
@@ -276,7 +277,9 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CircuitError, match="it is a folder"):
         found([]).save(tmp_path / "x.json")
     assert Circuit.load(found([]).save(tmp_path / "folder")).equals(found([]))
-    with pytest.raises(CircuitError, match="format='gexf' is no format of circuits; there are conewise, eap"):
+    with pytest.raises(
+        CircuitError, match="format='gexf' is no format of circuits; there are conewise, eap, eap-pt"
+    ):
         found([]).save(tmp_path / "x.json", format="gexf")
 
 
@@ -317,6 +320,18 @@ def test_a_circuit_is_written_as_eap_ig_reads_it(tmp_path: Path) -> None:
     again = Circuit.load(path)
     assert (again.edges, again.scores) == (circuit.edges, {edge: -score for edge, score in scores.items()})
     assert again.select(top=9, select="signed").edges == circuit.select(top=9, select="signed").edges
+
+
+def test_a_circuit_comes_back_from_tables_of_tensors(tmp_path: Path) -> None:
+    circuit = Circuit.from_scores(SMALL, random_scores(SMALL, 3), threshold=1.0)
+    again = Circuit.load(circuit.save(tmp_path / "graph.pt", format="eap-pt"))
+    json_again = Circuit.load(circuit.save(tmp_path / "graph.json", format="eap"))
+    assert (again.edges, again.scores, again.helps) == (json_again.edges, json_again.scores, 1.0)
+    (tmp_path / "code.pt").write_bytes(pickle.dumps(Path))
+    with pytest.raises(
+        CircuitError, match="is no circuit of EAP-IG's tools that can be read without running"
+    ):
+        Circuit.load(tmp_path / "code.pt")
 
 
 def test_helpful_edges_come_first_where_signs_count() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,14 @@ def test_the_command_prints_rows_that_other_commands_read() -> None:
     printed = json.loads(Done("task", "ioi", "tiny", "--n", "3").out)
     assert printed["prompts"] == cw.tasks.ioi(tiny(), n=3)
     assert len(as_pairs(printed)) == 3
+
+
+def test_rows_come_back_from_the_csv_of_eap_ig(tmp_path: Path) -> None:
+    rows = cw.tasks.ioi(tiny(), n=5)
+    path = cw.tasks.write_csv(rows, tiny(), tmp_path / "ioi.csv")
+    assert path.read_text().startswith("clean,corrupted,correct_idx,incorrect_idx\n")
+    one, other = (tokenize(as_pairs(given), tiny().tokenizer) for given in (rows, path))
+    assert (one.clean, one.answers, one.wrong_answers) == (other.clean, other.answers, other.wrong_answers)
+    other.expect_answers("logit_diff")
+    with pytest.raises(PromptError, match="field 'correct_idx' is 'Mary'; it is the number of a token"):
+        as_pairs([{**rows[0], "correct_idx": "Mary"}])

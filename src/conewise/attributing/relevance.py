@@ -261,7 +261,11 @@ class GradientInteractions(Relevance):
                 yield record.name, frozenset(record.inputs)
 
     def _activations(self) -> None:
-        """Activation functions pass back their gradients."""
+        """Find activation functions, which pass back their gradients: no product inside of one is halved."""
+        kept = dict(self.rules)
+        super()._activations()
+        self._elementwise = {*self.inside, *self.entries}
+        self.rules, self.entries, self.inside = kept, {}, {}
 
     def _give(self, record: Record) -> None:
         own = [name for name in self._varying(record) if name in self._carrying]
@@ -275,7 +279,7 @@ class GradientInteractions(Relevance):
             factors = own if record.op in SCALINGS - {"div", "divide"} else []
             factors = factors or [name for name in own if name in _factors(record)]
             is_product = record.op in SCALINGS - {"div", "divide"} or record.op in CONTRACTIONS
-            if is_product and len(factors) > 1:
+            if is_product and len(factors) > 1 and record.name not in self._elementwise:
                 self.rules[record.name] = _half
 
 

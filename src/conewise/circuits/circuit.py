@@ -30,7 +30,16 @@ from conewise.circuits.circuit_data import (
     score_array,
     stops,
 )
-from conewise.circuits.circuit_files import eap_json, file_of, from_json, read_text, to_json, write_text
+from conewise.circuits.circuit_files import (
+    eap_json,
+    file_of,
+    from_json,
+    read_pt,
+    read_text,
+    to_json,
+    write_pt,
+    write_text,
+)
 from conewise.circuits.curve import SELECTIONS, FaithfulnessCurve, curve_of
 from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
 from conewise.circuits.forwards import asked
@@ -97,7 +106,7 @@ class Comparison:
         return heading("Comparison", "of two circuits' edges") + table(rows)
 
 
-FORMATS = ("conewise", "eap")
+FORMATS = ("conewise", "eap", "eap-pt")
 Points = tuple[CurvePoint, ...]
 
 POINTS, MORE, FEW = 24, 4, 60
@@ -413,10 +422,14 @@ class Circuit(CircuitData):
         A path that ends in ".json" is that of the file; any other is that of a folder, where the file is
         `circuit.json`.
 
-        The format "eap" is the one that EAP-IG's tools read: every edge with its score and whether it is in.
+        The format "eap" is the JSON that EAP-IG's tools and the benchmark read, "eap-pt" their tables of
+        tensors (.pt): every edge with its score, which is positive where it helps, and whether it is in.
         """
         if format not in FORMATS:
             raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")
+        if format == "eap-pt":
+            write_pt(as_path(path), self)
+            return as_path(path)
         text = to_json(self) if format == "conewise" else eap_json(self)
         found = file_of(as_path(path))
         write_text(found, text)
@@ -434,8 +447,11 @@ class Circuit(CircuitData):
         none, or of a model with other components.
         """
         graph = None if model is None else edge_facts(model).graph
-        given = file_of(as_path(path))
-        made = _read(read_text(given), graph, str(given))
+        given = file_of(as_path(path)) if as_path(path).suffix != ".pt" else as_path(path)
+        if given.suffix == ".pt":
+            made = _made(read_pt(given, graph))
+        else:
+            made = _read(read_text(given), graph, str(given))
         return made if model is None else made.bind(model)
 
     def __reduce__(self) -> tuple[Callable[[str], Circuit], tuple[str]]:
@@ -481,7 +497,10 @@ class Circuit(CircuitData):
 
 def _read(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> Circuit:
     """The circuit of a JSON text, without a model; see `from_json`."""
-    found = from_json(text, graph, name)
+    return _made(from_json(text, graph, name))
+
+
+def _made(found: CircuitData) -> Circuit:
     return Circuit(**{one.name: getattr(found, one.name) for one in fields(CircuitData)})
 
 

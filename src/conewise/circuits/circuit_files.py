@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from conewise.anatomy.edge_graph import ARROW, EdgeGraph, GraphReader, GraphWriter
 from conewise.circuits.circuit_data import CircuitData, Decision, checked_scores
@@ -51,6 +54,59 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
         },
     }
     return json.dumps(whole, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def write_pt(path: Path, circuit: CircuitData) -> None:
+    """Write a circuit as the `.pt` file of EAP-IG's tools: tables [writer, reader] and names, no code."""
+    whole = json.loads(eap_json(circuit))
+    written = _graph(*_sizes(circuit.graph), None)
+    scores = torch.zeros(len(written.writers), len(written.readers), dtype=torch.float64)
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    for number, (name, said) in enumerate(whole["edges"].items()):
+        assert written.edges[number] == name
+        at = int(written.edge_writers[number]), int(written.edge_readers[number])
+        scores[at], kept[at] = said["score"], said["in_graph"]
+    nodes = [whole["nodes"][writer.name]["in_graph"] for writer in written.writers]
+    tables = {
+        "cfg": whole["cfg"],
+        "src_nodes": [writer.name for writer in written.writers],
+        "dst_nodes": [reader.name for reader in written.readers],
+        "edges_scores": scores,
+        "edges_in_graph": kept,
+        "nodes_in_graph": torch.tensor(nodes),
+    }
+    held = io.BytesIO()
+    torch.save(tables, held)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, held.getvalue())
+
+
+def read_pt(path: Path, graph: EdgeGraph | None) -> CircuitData:
+    """The circuit of a `.pt` file of EAP-IG's tools; only tensors and plain values are read, never code."""
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+        if not isinstance(found, Mapping):
+            raise ValueError("it is no table of names")
+        writers, readers = found["src_nodes"], found["dst_nodes"]
+        scores, kept = found["edges_scores"].tolist(), found["edges_in_graph"].tolist()
+        nodes = {name: {"in_graph": True} for name in writers}
+        theirs = _graph(
+            found["cfg"]["n_layers"], found["cfg"]["n_heads"], found["cfg"]["parallel_attn_mlp"], None
+        )
+        places = {name: at for at, name in enumerate(writers)}, {name: at for at, name in enumerate(readers)}
+        edges = {}
+        for name in theirs.edges:
+            writer, _, reader = name.partition(ARROW)
+            row, column = places[0][writer], places[1][reader]
+            edges[name] = {"score": float(scores[row][column]), "in_graph": bool(kept[row][column])}
+        return read_eap({"cfg": found["cfg"], "nodes": nodes, "edges": edges}, graph)
+    except CircuitError:
+        raise
+    except Exception as error:
+        raise CircuitError(
+            f"{path} is no circuit of EAP-IG's tools that can be read without running code: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
 
 
 def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:

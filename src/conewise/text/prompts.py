@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ _EXAMPLE = (
 class Pair:
     """Two prompts that differ in what is studied, and what should and should not come next in the clean one.
 
+    `ids` are the answers and the wrong answers as tokens, where a file has them as such (EAP-IG's CSV does).
     `template` names the template that both were made from, where that is known: ablations by the mean of a
     template go by it. `where` says in words where it was read, for messages; it is not compared.
     """
@@ -56,6 +58,7 @@ class Pair:
     wrong_answers: tuple[str, ...] = ()
     where: str = field(default="", compare=False)
     template: str = ""
+    ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 def as_pairs(given: Any, *, needs_both: bool = True) -> list[Pair]:
@@ -128,7 +131,8 @@ def read_pairs(path: str | Path, *, needs_both: bool = True) -> list[Pair]:
 
     JSON: a list of rows `{clean, corrupted, answers, wrong_answers}`, or `{"prompts": [rows]}`; `corrupt` is
     read as `corrupted`, and the answers are a text or a list of texts. JSON lines: a row on each line. CSV:
-    the same names as a header, and several answers separated by `|`. `answers` and `wrong_answers` may be
+    the same names as a header, and several answers separated by `|`; or as EAP-IG has it, with answers as
+    numbers of tokens, `correct_idx` and `incorrect_idx`. `answers` and `wrong_answers` may be
     missing, and `corrupted` too unless it `needs_both`; other fields are not read. Raises PromptError, which
     names the file, the row and the field.
     """
@@ -238,7 +242,22 @@ def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
         named["corrupted"] = named.get("clean")
     texts = [_text(where, named, name) for name in FIELDS[:2]]
     answers, wrong = (_texts(where, named.get(name), name) for name in FIELDS[2:])
-    return Pair(texts[0], texts[1], answers, wrong, where, str(named.get("template", "")))
+    ids = _ids(where, named, "correct_idx"), _ids(where, named, "incorrect_idx")
+    return Pair(texts[0], texts[1], answers, wrong, where, str(named.get("template", "")), ids)
+
+
+def _ids(where: str, row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Tokens by number, as EAP-IG's CSV has them: one, or several in brackets. None where there are none."""
+    found = row.get(name)
+    if found is None or found == "":
+        return ()
+    if isinstance(found, str):
+        found = [one for one in re.split(r"[\s,|]+", found.strip("[]() ")) if one]
+    listed = found if isinstance(found, list | tuple) else [found]
+    try:
+        return tuple(int(one) for one in listed)
+    except (TypeError, ValueError):
+        raise PromptError(f"{where}, field {name!r} is {row[name]!r}; it is the number of a token.") from None
 
 
 def _text(where: str, row: Mapping[str, Any], name: str) -> str:
@@ -346,7 +365,7 @@ class TokenizedPrompts:
         for number in range(len(self.pairs)) if numbers is None else numbers:
             pair = self.pairs[number]
             for name in _READS[kind]:
-                if not getattr(pair, name):
+                if not getattr(self, name)[number]:
                     raise PromptError(
                         f"{_where(pair, number)} has no {name}, and the metric {kind} reads them. Give them, "
                         "or choose another metric."
@@ -432,8 +451,10 @@ def tokenize(
                 "the same in both. Reword one until they are equally long.\n"
                 f"  clean:     {reader.shown(own)}\n  corrupted: {reader.shown(other)}"
             )
-        answers.append(reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
-        wrong.append(reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'"))
+        answers.append(pair.ids[0] or reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
+        wrong.append(
+            pair.ids[1] or reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'")
+        )
         if progress is not None:
             progress(number + 1, len(listed))
     groups = _groups([len(tokens) for tokens in clean], batch_size or BATCH)

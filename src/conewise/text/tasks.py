@@ -7,14 +7,18 @@ follows the prompt as it is. Templates are held out as a whole, so that nothing 
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conewise.arguments import checked
 from conewise.errors import Argument, PromptError, describe
+from conewise.files import as_path, write_whole
 from conewise.runs.captured import Captured
 from conewise.runs.run import baseline
 from conewise.sweeps.execution.reading import MetricReader
@@ -481,6 +485,22 @@ def mcqa(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list
 def subject_verb(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
     """Rows of subject–verb agreement, with a noun of the other number between. See `make`."""
     return make("subject_verb", model, n, seed=seed, split=split)
+
+
+@checked
+def write_csv(prompts: Any, model: Any, path: str | Path) -> Path:
+    """Write rows as EAP-IG's CSV, with answers as the tokens of a model: clean, corrupted, correct_idx,
+    incorrect_idx. Returns the path; `model.ask(path)` reads it.
+    """
+    read = tokenize(as_pairs(prompts), getattr(model, "tokenizer", model), as_written=True)
+    text = io.StringIO(newline="")
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["clean", "corrupted", "correct_idx", "incorrect_idx"])
+    for pair, right, wrong in zip(read.pairs, read.answers, read.wrong_answers, strict=True):
+        tokens = (one[0] if len(one) == 1 else list(one) for one in (right, wrong))
+        lines.writerow([pair.clean, pair.corrupted, *tokens])
+    write_whole(as_path(path), text.getvalue().encode())
+    return as_path(path)
 
 
 # -- how well a model does a task ----------------------------------------------------------------------
