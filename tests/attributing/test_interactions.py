@@ -40,7 +40,7 @@ def test_steps_begin_at_the_base_or_at_the_source() -> None:
         ).run()
         for end in ("base", "source")
     }
-    effect = {end: one.table[0] - one.base[0] for end, one in {**found, **eap}.items() if end is not None}
+    effect = {end: one.table[0] - one.base[0] for end, one in eap.items()}
     by_steps = {end: found[end].table[0] - found[end].base[0] for end in ("base", "source")}
     # Both sums share the points between; they differ in the two ends, each with a third of its gradient.
     apart = 3 * (by_steps["base"] - by_steps["source"])
@@ -65,7 +65,8 @@ def test_gim_is_what_its_rules_say() -> None:
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             (p,) = ctx.saved_tensors
-            return p * (gradients[0] - (gradients[0] * p).sum(-1, keepdim=True))
+            found: torch.Tensor = p * (gradients[0] - (gradients[0] * p).sum(-1, keepdim=True))
+            return found
 
     def half(x: torch.Tensor) -> torch.Tensor:
         return 0.5 * x + 0.5 * x.detach()
@@ -73,7 +74,8 @@ def test_gim_is_what_its_rules_say() -> None:
     def norm(layer: Any, x: torch.Tensor) -> torch.Tensor:
         centred = x - x.mean(-1, keepdim=True)
         scale = (centred.square().mean(-1, keepdim=True) + layer.eps).rsqrt().detach()
-        return centred * scale * layer.weight + layer.bias
+        found: torch.Tensor = centred * scale * layer.weight + layer.bias
+        return found
 
     x = wte.wte(given.ids) + wte.wpe(torch.arange(given.ids.shape[1]))
     first: list[torch.Tensor] = []

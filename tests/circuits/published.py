@@ -45,7 +45,7 @@ def _on_the_cpu() -> Iterator[None]:
     def zeros(*sizes: Any, device: Any = None, **how: Any) -> torch.Tensor:
         return made(*sizes, device="cpu" if device == "cuda" else device, **how)
 
-    torch.zeros = zeros  # type: ignore[assignment]
+    torch.zeros = zeros
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield

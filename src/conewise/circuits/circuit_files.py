@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def read_pt(path: Path, graph: EdgeGraph | None) -> CircuitData:
         return read_eap({"cfg": found["cfg"], "nodes": nodes, "edges": edges}, graph)
     except CircuitError:
         raise
-    except Exception as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise CircuitError(
             f"{path} is no circuit of EAP-IG's tools that can be read without running code: "
             f"{str(error).splitlines()[0]}"

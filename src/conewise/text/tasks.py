@@ -489,8 +489,9 @@ def subject_verb(model: Any, n: int = 100, *, seed: int = 0, split: str = "all")
 
 @checked
 def write_csv(prompts: Any, model: Any, path: str | Path) -> Path:
-    """Write rows as EAP-IG's CSV, with answers as the tokens of a model: clean, corrupted, correct_idx,
-    incorrect_idx. Returns the path; `model.ask(path)` reads it.
+    """Write rows as EAP-IG's CSV, with answers as the tokens of a model; returns the path.
+
+    Its columns are clean, corrupted, correct_idx and incorrect_idx. `model.ask(path)` reads it.
     """
     read = tokenize(as_pairs(prompts), getattr(model, "tokenizer", model), as_written=True)
     text = io.StringIO(newline="")
