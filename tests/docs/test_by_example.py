@@ -31,7 +31,7 @@ INTERNAL = {
 
 MOST_LINES = 13
 
-NOT_RUN = {"Processes", "Ray", "Result.save_image"}
+NOT_RUN = {"Processes", "Ray", "Result.save_image", "Result.to_xarray"}
 """What takes seconds, or a package that is not there; the pages of guides run it where it is."""
 
 
