@@ -32,7 +32,8 @@ class Network:
 
     `z` and `neurons` are modules whose input is of heads and of neurons; `outs` those whose output is one
     value of the network's own; `edges` pairs of a module that writes and one that reads what it writes;
-    `rules` are paths of submodules with what may stand there; `weights` linears.
+    `rules` are paths of submodules with what may stand there, `last` the parts whose output is the
+    whole's; `weights` linears.
     """
 
     config: str
@@ -47,10 +48,10 @@ class Network:
     streams: tuple[str, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
     rules: tuple[tuple[str, str], ...] = ()
+    last: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
     width: int = WIDTH
     dim: int = -1
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
@@ -91,6 +92,7 @@ _LIKE_LLAMA: dict[str, Any] = {
         (f"{_BLOCK}.mlp", "linear"),
         (f"{_BLOCK}.self_attn", "mixer"),
     ),
+    "last": {f"{_BLOCK}.mlp": f"{_BLOCK}.mlp.down_proj", f"{_BLOCK}.self_attn": f"{_BLOCK}.self_attn.o_proj"},
     "weights": (f"{_BLOCK}.mlp.up_proj", f"{_BLOCK}.self_attn.q_proj", f"{_BLOCK}.mlp.down_proj"),
 }
 
@@ -118,6 +120,7 @@ NETWORKS: dict[str, Network] = {
             ("transformer.h.{}.mlp", "linear"),
             ("transformer.h.{}.ln_2", "same"),
         ),
+        last={"transformer.h.{}.mlp": "transformer.h.{}.mlp.c_proj"},
         weights=("transformer.h.{}.mlp.c_fc", "transformer.h.{}.attn.c_attn"),
     ),
     "llama": Network("LlamaConfig", "LlamaForCausalLM", _LLAMA, **_LIKE_LLAMA),

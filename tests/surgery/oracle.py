@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,15 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that is done: to what goes `in` or comes `out` of a module, to it, or to its weight."""
+    """One thing that is done: to what goes `in` or comes `out` of a module, to it, or to its weight.
+
+    `last` is the part of a module whose output is the module's own: what is done there is done to both.
+    """
 
     where: str
     path: str
     change: Any
+    last: str = ""
 
 
 def operated(module: nn.Module, acts: Sequence[Act]) -> nn.Module:
@@ -29,8 +33,12 @@ def operated(module: nn.Module, acts: Sequence[Act]) -> nn.Module:
     hooks: list[Act] = []
     for act in acts:
         if act.where == "module":
-            given = act.change if isinstance(act.change, nn.Module) else Called(act.change)
+            given = copy.deepcopy(act.change) if isinstance(act.change, nn.Module) else Called(act.change)
             made.set_submodule(act.path, given)
+            hooks = [
+                replace(one, path=act.path) if (one.where, one.path) == ("out", act.last) else one
+                for one in hooks
+            ]
             hooks = [one for one in hooks if not one.path.startswith(f"{act.path}.")]
         elif act.where == "weight":
             with torch.no_grad():

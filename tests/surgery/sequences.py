@@ -85,11 +85,9 @@ def grafted_on_edge(network: Network, draw: random.Random) -> Step:
 
 def redefined(network: Network, draw: random.Random) -> Step:
     path, name = draw.choice(network.rules)
-    path, rule = (
-        path.format(draw.randrange(network.layers)),
-        rule_named(name, network.width, draw.randrange(99)),
-    )
-    return lambda s: s.redefine(path, rule), Act("module", path, rule)
+    layer, rule = draw.randrange(network.layers), rule_named(name, network.width, draw.randrange(99))
+    last, path = network.last.get(path, "").format(layer), path.format(layer)
+    return lambda s: s.redefine(path, rule), Act("module", path, rule, last)
 
 
 def reweighted(network: Network, draw: random.Random) -> Step:
@@ -153,7 +151,15 @@ class Sequence:
         return model, done
 
 
-GONE = ("was pruned", "was redefined", "nothing reads", "nothing that it reads", "no weight")
+GONE = (
+    "gone since",
+    "no edge from",
+    "was pruned",
+    "was redefined",
+    "nothing reads",
+    "nothing that it reads",
+    "no weight",
+)
 
 
 def drawn(name: str, seed: int) -> Sequence:

@@ -283,6 +283,8 @@ class SiteTable:
         gone_names = (site.name for site in self if site.kind != "op" and site.name not in made._by_name)
         for name in gone_names:
             made._hidden.setdefault(name, f"it is gone since {why}")
+        for name in self._hidden.keys() - made._by_name.keys():
+            made._hidden.setdefault(name, self._hidden[name])
         return made
 
     def __iter__(self) -> Iterator[Site]:
