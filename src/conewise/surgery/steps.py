@@ -696,11 +696,9 @@ class Weight(Step):
 
 
 def _shown(given: Any) -> str:
+    """A block or a value in a word or two."""
     if isinstance(given, Tensor):
         return f"a tensor {tuple(given.shape)}"
-    name = getattr(given, "__qualname__", None)
-    return (
-        str(name)
-        if isinstance(name, str) and not isinstance(given, nn.Module)
-        else (type(given).__name__ if callable(given) else repr(given))
-    )
+    if isinstance(given, nn.Module) or not callable(given):
+        return type(given).__name__ if callable(given) else repr(given)
+    return str(getattr(given, "__name__", type(given).__name__))
