@@ -299,6 +299,9 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
         Row("loss in the end, grown", None, grown.losses[-1], exact=False),
         Row("loss in the end, as many steps without growth", None, plain.losses[-1], exact=False),
     ]
+    from conewise.paper.experiments import captured_growth  # noqa: PLC0415 - the others need no torch
+
+    rows += captured_growth.rows(min(steps, captured_growth.STEPS))
     for number, (counts, loss) in enumerate(zip(grown.steps, grown.losses, strict=True), start=1):
         name, facts = f"step {number}, nodes recomputed", {"step": number, "loss": loss}
         rows.append(Row(name, *counts, unit="nodes", detail=True, facts=facts))
@@ -315,6 +318,9 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
         reads: what depends on these parameters is computed. A graft takes the gradients out, puts the block
         in, demands the loss, and builds the gradients again; what the loss costs is predicted from the graph
         before the first step, by the formula for interleaved grafts.
+
+        The captured one is the tiny model's shape with random weights, trained to repeat half a line. After each
+        round a block is grafted in by surgery, a sweep runs, and the operated model is trained on as a module.
         """,
         SEED,
         series={
