@@ -319,8 +319,8 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
         in, demands the loss, and builds the gradients again; what the loss costs is predicted from the graph
         before the first step, by the formula for interleaved grafts.
 
-        The captured one is the tiny model's shape with random weights, trained to repeat half a line. After each
-        round a block is grafted in by surgery, a sweep runs, and the operated model is trained on as a module.
+        The captured one is the tiny model's shape with random weights, trained to repeat half a line. After
+        each round a block is grafted in by surgery, a sweep runs, and the operated model is trained on.
         """,
         SEED,
         series={
