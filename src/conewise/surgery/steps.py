@@ -138,12 +138,10 @@ class _Operation:
         old, new = self.reread or ("", "")
         if old not in port.inputs or port.type_name == "Grafted":
             return port
-        still, instead = (
-            any(port.call in one.modules for one in program.readers[name]) for name in (old, new)
-        )
-        names = (
-            n for name in port.inputs for n in ((old,) * still + (new,) * instead if name == old else (name,))
-        )
+        if any(port.call in one.modules for one in program.readers[old]):
+            return port  # it is handed the old value; the graft is inside of it, or beside it
+        inside = any(port.call in one.modules for one in program.readers[new])
+        names = (new if name == old else name for name in port.inputs if inside or name != old)
         return replace(port, inputs=tuple(names))
 
     def _final(self, name: str) -> str:
