@@ -32,7 +32,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x and what is added to it."""
-        return x + self.up(torch.tanh(self.down(x)))
+        added: Tensor = self.up(torch.tanh(self.down(x)))
+        return x + added
 
 
 @dataclass
