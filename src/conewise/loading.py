@@ -32,6 +32,7 @@ from conewise.files import as_path, is_there
 from conewise.model import Model
 from conewise.models import tiny
 from conewise.models.gguf import check_complete, converted
+from conewise.models.groups import split_groups as with_split_groups
 from conewise.models.model_files import (
     Find,
     answer,
@@ -92,6 +93,7 @@ def load(
     device: torch.device | str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    split_groups: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Load the model that `name` stands for, with its tokenizer: a `Model`, captured when it is first used.
@@ -108,6 +110,9 @@ def load(
       (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
     - a name on the Hugging Face hub, at `revision`.
 
+    With `split_groups`, every head has keys and values of its own where groups of heads share them: there are
+    edges to each head's own, as in tools that ungroup them. Without it a group's are one reader.
+
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
     `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
     without it a terminal or a notebook shows these words once they have been true for a second.
@@ -117,6 +122,8 @@ def load(
     with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
         options = _Options(revision, _dtype(dtype), attn_implementation, trust_remote_code, say)
         loaded = _loaded(str(name), options)
+        if split_groups:
+            loaded.module = with_split_groups(loaded.module)
         if device is not None:
             say(f"moving it to {device}")
         _move(loaded, device)
