@@ -55,7 +55,7 @@ def test_a_circuit_is_found_and_evaluated() -> None:
 
 def test_effects_are_estimated_with_gradients() -> None:
     base, source = runs()
-    sites = [cw.sites("z", layer=":", head=":"), "adapter.output"]
+    sites: list[Any] = [cw.sites("z", layer=":", head=":"), "adapter.output"]
     estimate = operated().attribute(sites, base=base, source=source, metric=METRIC).run()
     exact = operated().sweep(sites, base=base, source=source, metric=METRIC).run()
     assert torch.corrcoef(torch.stack([estimate.table[0], exact.table[0] - exact.base[0]]))[0, 1] > 0.8
