@@ -171,7 +171,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 "paths": {"senders": "a0.h0", "receivers": "logits", **given},
                 "components": {},
                 "edges": {},
-                "verify": {"samples": 1},
+                "verify": {"n": 1},
                 "planned": {"plan": plan},
                 "splice": {"place": ("resid_post", 0), "dictionary": Dictionary()},
             },

@@ -104,7 +104,7 @@ class GraphSweep:
         return self.value
 
     def __repr__(self) -> str:
-        return f"<sweep of {len(self.sites)} worlds over a graph of {len(self.graph)} nodes>"
+        return f"GraphSweep of {len(self.sites)} worlds over a graph of {len(self.graph)} nodes"
 
 
 @checked

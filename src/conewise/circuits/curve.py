@@ -21,7 +21,7 @@ from conewise.circuits.circuit_data import pruned
 from conewise.circuits.evaluation import ends_of, ratio
 from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Numbers
-from conewise.errors import Argument, CircuitError
+from conewise.errors import CircuitError
 from conewise.extras import needs
 from conewise.files import as_path
 from conewise.runs.metrics import Metric
@@ -167,7 +167,7 @@ class FaithfulnessCurve:
         )
         below = table(cells, list(frame.columns), numbers=range(1, len(frame.columns)))
         page = self.plot().to_html(include_plotlyjs=True, full_html=True)
-        return write_document(as_path(path), page.replace("</body>", f"{below}</body>"), CircuitError)
+        return write_document(as_path(path), page.replace("</body>", str(below) + "</body>"), CircuitError)
 
     def __repr__(self) -> str:
         how = f" by {self.method}" if self.method else ""
@@ -246,20 +246,19 @@ def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, .
     for one in SHARES if shares is None else shares:
         if isinstance(one, bool) or not 0 < one <= max(items, 1):
             raise CircuitError(
-                Argument("sizes"),
-                f": {one!r} is no size: a share between 0 and 1, or a count up to {items:,}.",
+                f"{one!r} in `sizes` is no size: a share between 0 and 1, or a count up to {items:,}."
             )
         is_count = one > 1
         found.append((float(one / items), int(one)) if is_count else (float(one), int(one * items)))
     if len(found) < 2 or sorted(found) != found:
-        raise CircuitError(Argument("sizes"), " are two or more, from the smallest to the largest.")
+        raise CircuitError("`sizes` are two or more, from the smallest to the largest.")
     return tuple(share for share, _ in found), tuple(count for _, count in found)
 
 
 def ranked(scores: Scores, select: str) -> Scores:
     """Return keys of which the largest is taken first; `scores` are positive where something helps."""
     if select not in SELECTIONS:
-        raise CircuitError(Argument("select", select), f" is none of {', '.join(map(repr, SELECTIONS))}.")
+        raise CircuitError(f"select={select!r} is none of {', '.join(map(repr, SELECTIONS))}.")
     return np.abs(scores) if select == "absolute" else scores
 
 
@@ -323,7 +322,7 @@ def curve_of(
     """
     if greedy and level != "edge":
         raise CircuitError(
-            Argument("greedy", True), " grows from edge to edge, and these scores are of others."
+            "greedy=True grows a circuit from edge to edge, and these scores are of nodes or neurons."
         )
     shares, counts = sizes_of(sizes, int((~np.isnan(scores)).sum()))
     names = SELECTIONS if select is None else (select,)

@@ -12,7 +12,7 @@ import numpy as np
 from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Forward, Numbers
 from conewise.circuits.replaced_parts import Mask
-from conewise.errors import Argument, CircuitError
+from conewise.errors import CircuitError
 from conewise.jobs.job import pool_of
 from conewise.jobs.pool import Pool
 from conewise.runs.captured import Captured
@@ -156,9 +156,7 @@ def evaluate_all(
 def _evaluated(given: Asked, forward: Forward, removed: Sequence[Mask], only: str | None) -> list[Evaluation]:
     """The evaluation of each circuit: its worlds, and what both ends are, in one stack."""
     if only is not None and only not in ONLY:
-        raise CircuitError(
-            Argument("only", only), f" is none of {', '.join(map(repr, ONLY))}; leave it out for all."
-        )
+        raise CircuitError(f"only={only!r} is none of {', '.join(map(repr, ONLY))}; leave it out for all.")
     everything = given.graph.there
     ends = [np.zeros_like(everything), everything] if only is None else []
     wanted = [name for name in ("circuit", "complement") if only is None or name == _WORLDS[only]]
