@@ -450,11 +450,11 @@ def test_messages_of_the_library_name_options() -> None:
 def test_every_argument_that_a_message_names_is_an_option() -> None:
     """Read from the sources: a message that names an argument which no command has would mislead."""
     package = Path(conewise.__file__).parent
-    named: dict[str, set[str]] = {"sweep": set(), "circuit": set(), "tasks": set()}
+    named: dict[str, set[str]] = {"sweep": set(), "circuit": set(), "task": set()}
     for path in package.rglob("*.py"):
         # What circuits say reaches the command that finds them, and what tasks say the one that prints them.
         inside = path.relative_to(package).parts
-        own = "tasks" if inside == ("text", "tasks.py") else "circuit" if inside[0] == "circuits" else "sweep"
+        own = "task" if inside == ("text", "tasks.py") else "circuit" if inside[0] == "circuits" else "sweep"
         named[own] |= {
             ast.literal_eval(node.args[0])
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
