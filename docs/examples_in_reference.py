@@ -34,8 +34,9 @@ class Examples(griffe.Extension):
         homes = _homes(pkg)
         for name, body in examples(PAGE.read_text(encoding="utf-8")).items():
             first, _, rest = name.partition(".")
-            home = pkg[homes[first].removeprefix("conewise.")]
-            found = home[first] if first in home.members else home
+            path, own = homes[first]
+            home = pkg[path]
+            found = home[own] if own in home.members else home
             found = _member(pkg, found, rest) if rest else found
             told = found.docstring.value if found.docstring else ""
             lead = "**Example**, after [the lines that all begin with](by-example.md):"
@@ -54,7 +55,7 @@ def _member(pkg: griffe.Module, owner: Any, name: str) -> Any:
     raise KeyError(f"{owner.path} has no {name}, which {PAGE.name} has an example of")
 
 
-def _homes(pkg: griffe.Module) -> dict[str, str]:
-    """Where each public name is defined, read off the package's own table."""
-    found: dict[str, str] = ast.literal_eval(str(pkg["_HOMES"].value))
-    return found
+def _homes(pkg: griffe.Module) -> dict[str, tuple[str, str]]:
+    """Where each public name is defined, and its name there, read off the package's own tables."""
+    homes, names = (ast.literal_eval(str(pkg[table].value)) for table in ("_NAMES_BY_HOME", "_NAMES"))
+    return {one: (home, names.get(one, one)) for home, those in homes.items() for one in those.split()}
