@@ -149,14 +149,23 @@ def naive(graph: cw.Graph) -> NaiveGraph:
 
 @contextmanager
 def _settling(worlds: Sequence[NaiveWorld]) -> Iterator[None]:
-    """Whatever the `with` block changes: a site keeps its value where it keeps its meaning."""
-    before = [(world, world.meanings(), set(world.own())) for world in worlds]
+    """Whatever the `with` block changes: a site keeps its value where it keeps its meaning.
+
+    Values are with the world that owns the site. A fork that owns it no longer hands its value up; one
+    that owns it from now on has none yet, and so none for what reads it there.
+    """
+    before = [(world, world.meanings()) for world in worlds]
     yield
-    for world, meanings, owned in before:
-        now, own = world.meanings(), world.own()
-        world.fresh = {
-            site for site in world.fresh if site in own and site in owned and meanings.get(site) == now[site]
-        }
+    kept: list[tuple[NaiveWorld, str]] = []
+    for world, meanings in before:
+        now = world.meanings()
+        kept += [(world, site) for site in world.fresh if site in now and meanings[site] == now[site]]
+        world.fresh = set()
+    for world, site in kept:
+        world.holder(site).fresh.add(site)
+    for world, _ in before:
+        while unread := {site for site in world.fresh if any(map(world.is_stale, world.reads(site)))}:
+            world.fresh -= unread
 
 
 class NaiveWorld:
@@ -398,9 +407,9 @@ class NaiveWorld:
             if parent.parent is None:
                 parent.bodies = {site: body for site, body in parent.bodies.items() if body.kind != "none"}
                 parent.edges = {edge: patch for edge, patch in parent.edges.items() if patch.kind != "none"}
-        parent.fresh -= own
-        self.fresh = set()
-        parent.computed(held)
+            parent.fresh -= own
+            self.fresh = set()
+            parent.computed(held)
         for world in (self, parent, *followers):
             world.frames.clear()
 

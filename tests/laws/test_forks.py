@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable
 
@@ -294,3 +295,137 @@ def test_a_patch_that_comes_and_goes_above_a_restored_site_costs_the_fork_nothin
         assert fork.ledger.invalidated == []
         with nothing_computed(fork):
             assert fork.demand(site) == from_scratch(base.graph, own, [site])[0]
+
+
+# -- a site that a fork owns at one time and shares at another ------------------------------------
+
+
+def forks_of_a_reader() -> tuple[cw.World, cw.World, cw.World]:
+    """Return a base, its fork and a fork of that, over h = 10·x and y = x + h; in the last, y sees -x."""
+    graph = cw.Graph()
+    graph.source("x", 1)
+    graph.node("h", lambda x: 10 * x, ["x"])
+    graph.node("y", lambda x, h: x + h, ["x", "h"])
+    base = cw.World(graph)
+    parent = base.fork()
+    fork = parent.fork()
+    fork.patch_edge(("x", "y"), operator.neg)
+    return base, parent, fork
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_patch_that_the_parent_takes_away_costs_the_fork_that_undid_it_nothing(is_warm: bool) -> None:
+    """What the fork computed for itself means the same above, and is handed up where it is not there yet."""
+    base, parent, fork = forks_of_a_reader()
+    if is_warm:
+        base.demand("h")
+    parent.patch_rule("h", lambda x: 100 * x)
+    fork.restore("h")
+    assert fork.demand("y") == 9
+    fork.ledger.clear()
+
+    parent.restore("h")
+
+    assert owned(fork) == {"y"}
+    assert fork.ledger.invalidated == []
+    with nothing_computed(base, parent, fork):
+        assert fork.demand("y") == 9
+        assert base.demand("h") == fork.demand("h") == 10
+    base.check()
+
+
+def test_what_a_fork_hands_up_outlasts_the_values_that_the_restored_patch_had_displaced() -> None:
+    base, parent, fork = forks_of_a_reader()
+    base.patch("h", 5)
+    fork.restore("h")
+    assert fork.demand("y") == 9
+
+    base.restore("h")
+
+    with nothing_computed(base, parent, fork):
+        assert (base.demand("h"), fork.demand("y")) == (10, 9)
+    assert base.demand("y") == 11
+    base.check()
+
+
+def test_what_a_fork_comes_to_own_has_no_value_yet_and_neither_has_what_reads_it() -> None:
+    """The fork undid a patch that came and went; patched again, the value is no longer shared."""
+    base, parent, fork = forks_of_a_reader()
+    parent.patch("h", 5)
+    fork.restore("h")
+    parent.restore("h")
+    below = fork.fork()
+    below.patch_edge(("x", "y"), lambda x: 2 * x)
+    assert (fork.demand("y"), below.demand("y")) == (9, 12)
+
+    parent.patch("h", 6)
+
+    assert stale_sites(fork) == stale_sites(below) == {"h", "y"}
+    base.check()
+    assert (parent.demand("y"), fork.demand("y"), below.demand("y")) == (7, 9, 12)
+
+
+def test_a_source_that_a_fork_comes_to_own_leaves_valid_what_the_fork_owned_already() -> None:
+    """Its value is given, so that the fork has it at once."""
+    base, parent, fork = forks_of_a_reader()
+    fork.patch("h", 10)
+    parent.patch("x", 2)
+    fork.restore("x")
+    parent.restore("x")
+    assert fork.demand("y") == 9
+
+    parent.patch("x", 3)
+
+    assert stale_sites(fork) == set()
+    with nothing_computed(fork):
+        assert (parent.demand("x"), fork.demand("x"), fork.demand("y")) == (3, 1, 9)
+    base.check()
+
+
+def test_a_patched_edge_that_the_parents_patch_hides_invalidates_nothing() -> None:
+    base, parent, fork = forks_of_a_reader()
+    parent.patch("h", 5)
+    assert fork.demand("y") == 4
+    fork.ledger.clear()
+
+    fork.patch_edge(("x", "h"), 7)
+    assert (fork.ledger.invalidated, stale_sites(fork)) == ([], set())
+    parent.patch("h", 6)
+    assert fork.demand("y") == 5
+    fork.ledger.clear()
+    fork.restore_edge(("x", "h"))
+    assert (fork.ledger.invalidated, stale_sites(fork)) == ([], set())
+    base.check()
+
+
+def test_a_hidden_change_that_a_fork_commits_invalidates_nothing_in_its_siblings() -> None:
+    base, parent, fork = forks_of_a_reader()
+    parent.patch("h", 5)
+    sibling = parent.fork()
+    sibling.patch_edge(("x", "h"), 7)
+    assert fork.demand("y") == 4
+    fork.ledger.clear()
+
+    sibling.commit()
+
+    assert fork.ledger.invalidated == []
+    assert not fork.is_stale("y")
+    parent.restore("h")
+    assert fork.demand("y") == 69
+    base.check()
+
+
+def test_a_commit_does_not_invalidate_what_a_sibling_then_hands_up() -> None:
+    base, parent, fork = forks_of_a_reader()
+    parent.patch_rule("h", lambda x: 100 * x)
+    fork.restore("h")
+    assert (parent.demand("y"), fork.demand("y")) == (101, 9)
+    sibling = parent.fork()
+    sibling.restore("h")
+
+    sibling.commit()
+
+    assert parent.ledger.invalidated == ["y"]
+    with nothing_computed(base, parent, fork):
+        assert (parent.demand("h"), fork.demand("y")) == (10, 9)
+    base.check()

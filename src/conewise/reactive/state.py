@@ -257,20 +257,15 @@ class State:
         If it was the last change made, what it displaced comes back; else its cone is invalid.
         """
         self.set_change(node, change)
+        back: Frame | None = None
         if not reveals_native or not self.frames or self.frames[-1].key != key:
             self._drop_frames()
-            lost = self._disturb(node)
-            return [gone for gone in lost if self.values[gone] is INVALID]
-        frame = self.frames[-1]
-        last = len(self.frames) - 1
-        self.journal.note((setitem, self.frames, slice(last, None), [frame]))
-        self.frames.pop()
-        lost = self._disturb(node)
-        displaced = frame.displaced
-        self._note_values(itertools.chain(displaced.seeds, displaced.nodes))
-        displaced.put_back(self.values)
-        if self.same is not None:
-            self._overwrite_memos(frame.memos)
+        else:
+            back = self.frames[-1]
+            last = len(self.frames) - 1
+            self.journal.note((setitem, self.frames, slice(last, None), [back]))
+            self.frames.pop()
+        lost = self._disturb(node, back=back)
         return [gone for gone in lost if self.values[gone] is INVALID]
 
     def set_source(self, node: int, change: NodeChange) -> list[int]:
@@ -279,13 +274,20 @@ class State:
         self._drop_frames()
         return self._disturb(node)
 
-    def _disturb(self, node: int, frame: Frame | None = None) -> list[int]:
+    def _disturb(self, node: int, frame: Frame | None = None, back: Frame | None = None) -> list[int]:
         """This world's own change of `node` is another now: invalidate what depends on it.
 
-        Returns the nodes that lost a value. `frame` keeps what was displaced. Forks follow.
+        Returns the nodes that lost a value. `frame` keeps what was displaced; what `back` has kept is
+        put back. Forks follow.
         """
-        live, hidden = self._split([node], ())
+        live, hidden = ([node], []) if self._is_redefined(node) else ([], [node])
         lost, fallen = self._wave(live, live, frame)
+        if back is not None:
+            displaced = back.displaced
+            self._note_values(itertools.chain(displaced.seeds, displaced.nodes))
+            displaced.put_back(self.values)
+            if self.same is not None:
+                self._overwrite_memos(back.memos)
         self._let_forks_follow(live, hidden, fallen)
         return lost
 
@@ -305,7 +307,8 @@ class State:
         """Hand this fork's changes and values to its parent. Returns what became invalid there."""
         parent, journal = self.parent, self.journal
         assert parent is not None
-        own, seeds = dict(self.own), list(self.changes)
+        own, changed = dict(self.own), list(self.changes)
+        seeds, hidden = [n for n in changed if n in own], [n for n in changed if n not in own]
         lost = [n for n, v in own.items() if v is INVALID and parent.values[n] is not INVALID]
         for node, change in self.changes.items():
             merged = change.over(parent.changes.get(node, NO_CHANGE))
@@ -314,7 +317,7 @@ class State:
         parent._note_values(own)
         _overwrite(parent.values, own.items())
         if parent.parent is not None:
-            parent._release(seeds)
+            parent._release(changed)
         if self.same is not None:
             mine = _maps(self.memos)[0]
             parent._overwrite_memos(mine)
@@ -326,8 +329,8 @@ class State:
         journal.assign(self, "_definitions", {})
         self._drop_frames()
         parent._drop_frames()
-        parent._let_forks_follow(seeds, (), list(own), but=self)
-        return lost
+        parent._let_forks_follow(seeds, hidden, list(own), but=self)
+        return [node for node in lost if parent.values[node] is INVALID]
 
     def _note_values(self, nodes: Iterable[int]) -> None:
         """Write down what these nodes hold, before it is overwritten."""
@@ -365,50 +368,54 @@ class State:
         """Follow a change above this world; returns it as this world's own forks have to see it.
 
         `seeds` have changed in the view from above; `hidden` ones have too, but not as the worlds
-        between see them. `fallen` became invalid there.
+        between see them. `fallen` became invalid there. Where this world has changes of its own, they may
+        win; or they may bring to light what was hidden by an ancestor's.
+
+        A node whose definition stays may still be `ceded`, if the parent has the same now, or `taken`, if
+        it no longer has. A ceded node's value is handed up, and what reads it stays. A taken one has a
+        value only where it is given: what this world shared went with the change above.
         """
         self._drop_frames()
         if self.parent is not None and not self.changes:
             return seeds, hidden, fallen
-        live, hidden = self._split(seeds, hidden)
-        if self.parent is not None:
-            fallen = [node for node in fallen if node not in self.own]
-        lost, here = self._wave(live, [*live, *fallen], None)
-        self.emit("invalidated", self.computed(lost))
-        return live, hidden, [*fallen, *here]
-
-    def _split(self, seeds: Sequence[int], hidden: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Split nodes, changed here or above, into those defined otherwise in this world, and the rest.
-
-        Where this world has no changes of its own, it sees what its parent sees. Where it has, its
-        own may win; or they may bring to light what was hidden by an ancestor's.
-        """
         live: list[int] = []
         masked: list[int] = []
         for nodes, unchanged in ((seeds, live), (hidden, masked)):
             for node in nodes:
-                if self._is_redefined(node):
-                    live.append(node)
-                elif node in self.changes:
-                    masked.append(node)
-                else:
+                if node not in self.changes:
                     unchanged.append(node)
-        return live, masked
+                else:
+                    (live if self._is_redefined(node) else masked).append(node)
+        taken, ceded = list[int](), list[int]()
+        if self.parent is not None:
+            for node in masked:
+                if (node in self.own) != self._must_own(node):
+                    (ceded if node in self.own else taken).append(node)
+            fallen = [node for node in fallen if node not in self.own]
+        given = {node for node in taken if self.effective(node)[2] is not MISSING}
+        lost, here = self._wave([*live, *taken], [*live, *taken, *fallen], None, given)
+        if ceded:
+            self._release(ceded)
+        self.emit("invalidated", self.computed(lost))
+        return live, masked, [*fallen, *(node for node in taken if node not in given), *here]
 
     def _is_redefined(self, node: int) -> bool:
-        """True if this world changes `node`, and its definition is another than the last one."""
-        if node not in self.changes:
-            return self.journal.pop(self._definitions, node) is not None
-        old, new = self._definitions.get(node), self._definition(node)
-        self.journal.put(self._definitions, node, new)
-        if old is None or not _is_same_definition(old, new):
-            return True
-        return type(self.values) is Overlay and (node in self.values) != self._must_own(node)
+        """True if the definition of `node` is not the last one. This world changes it, or did until now."""
+        new, old = self._definition(node), self._definitions.get(node)
+        if old is None:
+            old = self._definition(node, self.inherited(node))
+        if node in self.changes:
+            self.journal.put(self._definitions, node, new)
+        else:
+            self.journal.pop(self._definitions, node)
+        return not _is_same_definition(old, new)
 
-    def _definition(self, node: int) -> Definition:
-        """The definition of `node` in this world."""
+    def _definition(self, node: int, merged: NodeChange | None = None) -> Definition:
+        """The definition of `node` in this world, or under other changes, `merged`."""
         table = self.graph.table
-        return definition(self.merged(node), table.rules[node], table.inputs[node])
+        return definition(
+            self.merged(node) if merged is None else merged, table.rules[node], table.inputs[node]
+        )
 
     def _differs(self, node: int) -> bool:
         """True if `node` is defined otherwise than in the parent."""
@@ -417,12 +424,17 @@ class State:
         return not _is_same_definition(self._definition(node), self.parent._definition(node))
 
     def _wave(
-        self, seeds: Sequence[int], front: Sequence[int], frame: Frame | None
+        self,
+        seeds: Sequence[int],
+        front: Sequence[int],
+        frame: Frame | None,
+        steady: Collection[int] = (),
     ) -> tuple[list[int], list[int]]:
         """Settle `seeds`, then invalidate through the readers of `front`.
 
         The wave stops at nodes that are invalid already, since all behind them is too, and at
-        nodes that do not read what changed. Returns what lost a value that could be seen before,
+        nodes that do not read what changed. Of what reads a `steady` node, which has the value that it had,
+        it takes what was shared and no more. Returns what lost a value that could be seen before,
         and all that it made invalid.
         """
         values, consumers, changed = self.values, self.graph.table.consumers, self.changed_nodes()
@@ -449,6 +461,8 @@ class State:
                 if state is INVALID or (state is SHARED and not is_owned):
                     continue
                 if changed and reader in changed and site not in self.effective(reader)[1]:
+                    continue
+                if steady and state is not SHARED and site in steady:
                     continue
                 if memos is not None and reader not in memos:
                     self._keep_memo(reader, memos)
