@@ -22,11 +22,13 @@ def open(folder: str | Path) -> Result | Trace | Circuit:  # noqa: A001 - as peo
     """Open what `result.save(folder)` wrote: equal to it, bit for bit.
 
     That is a `Result`; an `Approximation` where values are estimated; a `Trace`; or a `Circuit`, which the
-    folder of a search holds too. It holds no model. Raises SweepError where the folder holds no result, or a
-    damaged one, CircuitError for a damaged circuit; FormatError for one of a newer version.
+    folder of a search holds too, and a file of a circuit (.json, .pt). It holds no model. Raises SweepError
+    where the folder holds no result, or a damaged one, CircuitError for a damaged circuit; FormatError for
+    one of a newer version.
     """
     path = as_path(folder)
-    if not is_result(path) and is_there(path / CIRCUIT, Path.is_file):
+    is_file = path.suffix in {".json", ".pt"} and is_there(path, Path.is_file)
+    if is_file or (not is_result(path) and is_there(path / CIRCUIT, Path.is_file)):
         return Circuit.load(path)
     found = load_result(path)
     if found.method:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import conewise as cw
 from conewise.anatomy.edge_graph import EdgeGraph, GraphReader, GraphWriter
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
@@ -327,11 +328,56 @@ def test_a_circuit_comes_back_from_tables_of_tensors(tmp_path: Path) -> None:
     again = Circuit.load(circuit.save(tmp_path / "graph.pt", format="eap-pt"))
     json_again = Circuit.load(circuit.save(tmp_path / "graph.json", format="eap"))
     assert (again.edges, again.scores, again.helps) == (json_again.edges, json_again.scores, 1.0)
+    assert again.equals(cw.open(tmp_path / "graph.pt"))
+    assert json_again.equals(cw.open(tmp_path / "graph.json"))
     torch.save({"cfg": Path("code")}, tmp_path / "code.pt")
     with pytest.raises(
         CircuitError, match="is no circuit of EAP-IG's tools that can be read without running"
     ):
         Circuit.load(tmp_path / "code.pt")
+
+
+def _tables(folder: Path) -> dict[str, Any]:
+    circuit = Circuit.from_scores(SMALL, random_scores(SMALL, 3), threshold=1.0)
+    found: dict[str, Any] = torch.load(circuit.save(folder / "graph.pt", format="eap-pt"), weights_only=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"cfg": {"n_layers": 10**7, "n_heads": 10}}, "it has 10000000 layers of 10 heads"),
+        ({"cfg": [2, 2]}, "cfg is no object"),
+        ({"edges_scores": None}, "edges_scores is no table of numbers"),
+        ({"edges_in_graph": torch.zeros(2, 2)}, r"edges_in_graph is \[2, 2\] large, where the nodes make it"),
+        ({"src_nodes": []}, "src_nodes and dst_nodes are not the nodes of a model of the sizes in cfg"),
+    ],
+)
+def test_tables_that_are_no_circuit_say_why(changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+    torch.save(_tables(tmp_path) | changed, tmp_path / "other.pt")
+    with pytest.raises(CircuitError, match=f"other.pt cannot be read as a circuit: {why}"):
+        Circuit.load(tmp_path / "other.pt")
+
+
+def test_tables_of_neurons_are_refused_as_their_json_is(tmp_path: Path) -> None:
+    tables = _tables(tmp_path)
+    tables["neurons_in_graph"] = torch.eye(len(tables["src_nodes"])).bool()
+    torch.save(tables, tmp_path / "neurons.pt")
+    with pytest.raises(CircuitError, match="it is a circuit of neurons"):
+        Circuit.load(tmp_path / "neurons.pt")
+
+
+def test_files_of_tables_that_cannot_be_read_or_written_say_so(tmp_path: Path) -> None:
+    circuit = Circuit.from_scores(SMALL, random_scores(SMALL, 3), threshold=1.0)
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(CircuitError, match="is no circuit of EAP-IG's tools that can be read"):
+        Circuit.load(tmp_path / "empty.pt")
+    with pytest.raises(CircuitError, match="cannot be read: No such file"):
+        Circuit.load(tmp_path / "missing.pt")
+    with pytest.raises(CircuitError, match="cannot be written to"):
+        circuit.save(tmp_path / "empty.pt" / "graph.pt", format="eap-pt")
+    with pytest.raises(CircuitError, match=r"files whose names end in \.pt"):
+        circuit.save(tmp_path / "graph", format="eap-pt")
 
 
 def test_helpful_edges_come_first_where_signs_count() -> None:

@@ -139,6 +139,9 @@ def test_sizes_may_be_counts_and_circuits_grow_greedily() -> None:
     assert edges[0] <= 10
     with pytest.raises(CircuitError, match="two or more, from the smallest to the largest"):
         answer().curve(rows(), sizes=[0.5, 0.1])
+    assert answer().curve(rows(), sizes=[1, 50], select="signed").counts == (1, 50)
+    with pytest.raises(CircuitError, match=r"0\.5 in `sizes` is no count, and 50 is one"):
+        answer().curve(rows(), sizes=[0.5, 50])
     with pytest.raises(CircuitError, match="'best' is none of 'signed', 'absolute'"):
         answer().curve(rows(), select="best")
 

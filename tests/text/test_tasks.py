@@ -11,6 +11,7 @@ import pytest
 import conewise as cw
 from conewise.errors import PromptError
 from conewise.model import Model
+from conewise.text import tasks
 from conewise.text.prompts import as_pairs, tokenize
 from conewise.text.tasks import TASKS, Draft, Words, is_well_formed, templates_of
 from tests.cli.commands import Done
@@ -49,6 +50,21 @@ def test_rows_are_tokens_of_equal_length_with_answers_of_one_token() -> None:
 def test_a_seed_says_which_rows() -> None:
     assert cw.tasks.ioi(tiny(), n=5, seed=1) == cw.tasks.ioi(tiny(), n=5, seed=1)
     assert cw.tasks.ioi(tiny(), n=5, seed=1) != cw.tasks.ioi(tiny(), n=5, seed=2)
+
+
+def test_more_rows_than_there_are_end_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the few rows are found, and far more that are asked for do not keep one waiting."""
+    for words, few in (
+        ("HE", ["John"]),
+        ("SHE", ["Mary", "Anna"]),
+        ("PLACES", ["store"]),
+        ("THINGS", ["book"]),
+    ):
+        monkeypatch.setattr(tasks, words, few)
+    every = 3 * 2 * 2 * len(TASKS["ioi"].templates)  # pairs of names in both orders, and who acts
+    assert len(cw.tasks.ioi(tiny(), n=every)) == every
+    with pytest.raises(PromptError, match=f"{every} well-formed prompts of the task 'ioi' were found"):
+        cw.tasks.ioi(tiny(), n=10_000_000)
 
 
 def test_train_and_test_share_no_template() -> None:
@@ -114,5 +130,12 @@ def test_rows_come_back_from_the_csv_of_eap_ig(tmp_path: Path) -> None:
     one, other = (tokenize(as_pairs(given), tiny().tokenizer) for given in (rows, path))
     assert (one.clean, one.answers, one.wrong_answers) == (other.clean, other.answers, other.wrong_answers)
     other.expect_answers("logit_diff")
-    with pytest.raises(PromptError, match="field 'correct_idx' is 'Mary'; it is the number of a token"):
-        as_pairs([{**rows[0], "correct_idx": "Mary"}])
+    for given in ("Mary", -1, True, 3.7, float("inf"), [[3]]):
+        with pytest.raises(PromptError, match=r"field 'correct_idx' is .*; it is the number of a token"):
+            as_pairs([{**rows[0], "correct_idx": given}])
+    beyond = as_pairs([{**rows[0], "correct_idx": 1000, "incorrect_idx": "[7, 7]"}])
+    with pytest.raises(
+        PromptError, match="has the token 1,000 among its answers, and this model's tokenizer"
+    ):
+        tokenize(beyond, tiny().tokenizer)
+    assert beyond[0].ids[1] == (7,)

@@ -423,7 +423,8 @@ class Circuit(CircuitData):
         `circuit.json`.
 
         The format "eap" is the JSON that EAP-IG's tools and the benchmark read, "eap-pt" their tables of
-        tensors (.pt): every edge with its score, which is positive where it helps, and whether it is in.
+        tensors, in a file whose name ends in ".pt": every edge with its score, which is positive where it
+        helps, and whether it is in.
         """
         if format not in FORMATS:
             raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")

@@ -59,6 +59,10 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
 
 def write_pt(path: Path, circuit: CircuitData) -> None:
     """Write a circuit as the `.pt` file of EAP-IG's tools: tables [writer, reader] and names, no code."""
+    if path.suffix != ".pt":
+        raise CircuitError(
+            f"{path}: the format 'eap-pt' is that of files whose names end in .pt; name it so."
+        )
     whole = json.loads(eap_json(circuit))
     written = _graph(*_sizes(circuit.graph), None)
     scores = torch.zeros(len(written.writers), len(written.readers), dtype=torch.float64)
@@ -78,36 +82,66 @@ def write_pt(path: Path, circuit: CircuitData) -> None:
     }
     held = io.BytesIO()
     torch.save(tables, held)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, held.getvalue())
+    _write(path, held.getvalue())
 
 
 def read_pt(path: Path, graph: EdgeGraph | None) -> CircuitData:
     """The circuit of a `.pt` file of EAP-IG's tools; only tensors and plain values are read, never code."""
+    data = _read(path)
     try:
-        found = torch.load(path, weights_only=True, map_location="cpu")
-        if not isinstance(found, Mapping):
-            raise ValueError("it is no table of names")
-        writers, readers = found["src_nodes"], found["dst_nodes"]
-        scores, kept = found["edges_scores"].tolist(), found["edges_in_graph"].tolist()
-        nodes = {name: {"in_graph": True} for name in writers}
-        theirs = _graph(
-            found["cfg"]["n_layers"], found["cfg"]["n_heads"], found["cfg"]["parallel_attn_mlp"], None
-        )
-        places = {name: at for at, name in enumerate(writers)}, {name: at for at, name in enumerate(readers)}
-        edges = {}
-        for name in theirs.edges:
-            writer, _, reader = name.partition(ARROW)
-            row, column = places[0][writer], places[1][reader]
-            edges[name] = {"score": float(scores[row][column]), "in_graph": bool(kept[row][column])}
-        return read_eap({"cfg": found["cfg"], "nodes": nodes, "edges": edges}, graph)
-    except CircuitError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except (ArithmeticError, AttributeError, EOFError, LookupError, *_UNREADABLE) as error:
+        why = (str(error).splitlines() or ["it ends too early"])[0]
         raise CircuitError(
-            f"{path} is no circuit of EAP-IG's tools that can be read without running code: "
-            f"{str(error).splitlines()[0]}"
+            f"{path} is no circuit of EAP-IG's tools that can be read without running code: {why}"
         ) from None
+    try:
+        return read_eap(_unpacked(found), graph)
+    except ValueError as error:
+        raise CircuitError(f"{path} cannot be read as a circuit: {str(error).rstrip('.')}.") from None
+
+
+_UNREADABLE = (OSError, ValueError, TypeError, RuntimeError, MemoryError, pickle.UnpicklingError)
+
+
+def _unpacked(found: Any) -> Mapping[str, Any]:
+    """The tables of a `.pt` file as the object that the JSON of the same tools holds."""
+    wanted = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph")
+    missing = [name for name in wanted if not isinstance(found, Mapping) or name not in found]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    writers, readers = (decoded(found[name], tuple[str, ...], name) for name in wanted[1:3])
+    theirs = _graph(*_sizes_said(found["cfg"]))
+    if set(writers) != {one.name for one in theirs.writers} or set(readers) != {
+        one.name for one in theirs.readers
+    }:
+        raise ValueError("src_nodes and dst_nodes are not the nodes of a model of the sizes in cfg")
+    scores = _numbers(found, "edges_scores", len(writers), len(readers))
+    kept = _numbers(found, "edges_in_graph", len(writers), len(readers))
+    nodes: dict[str, dict[str, Any]] = {name: {} for name in writers}
+    if "neurons_in_graph" in found:
+        neurons = _numbers(found, "neurons_in_graph", len(writers))
+        nodes = {
+            name: {"neurons": [bool(one) for one in row]} for name, row in zip(writers, neurons, strict=True)
+        }
+    rows, columns = ({name: at for at, name in enumerate(names)} for names in (writers, readers))
+    places = ((rows[name.partition(ARROW)[0]], columns[name.partition(ARROW)[2]]) for name in theirs.edges)
+    edges = {
+        name: {"score": float(scores[row][column]), "in_graph": bool(kept[row][column])}
+        for name, (row, column) in zip(theirs.edges, places, strict=True)
+    }
+    return {"cfg": found["cfg"], "nodes": nodes, "edges": edges}
+
+
+def _numbers(found: Mapping[str, Any], name: str, *sizes: int) -> list[list[float]]:
+    """A table of a `.pt` file whose first sizes are these. Raises ValueError for anything else."""
+    table = found[name]
+    if not isinstance(table, torch.Tensor) or table.is_complex() or table.ndim != 2:
+        raise ValueError(f"{name} is no table of numbers")
+    if tuple(table.shape[: len(sizes)]) != sizes:
+        raise ValueError(f"{name} is {list(table.shape)} large, where the nodes make it {list(sizes)}")
+    rows: list[list[float]] = table.tolist()
+    return rows
 
 
 def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
@@ -116,14 +150,7 @@ def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
     Raises ValueError for what is no such graph, CircuitError for the graph of another model.
     """
     cfg = found["cfg"]
-    if not isinstance(cfg, Mapping):
-        raise ValueError("cfg is no object")
-    sizes = {name: decoded(cfg.get(name), int, f"cfg.{name}") for name in ("n_layers", "n_heads")}
-    layers, heads = sizes["n_layers"], sizes["n_heads"]
-    if layers < 1 or heads < 1 or layers * heads > MOST_HEADS:
-        raise ValueError(f"it has {layers} layers of {heads} heads")
-    parallel = decoded(cfg.get("parallel_attn_mlp", False), bool, "cfg.parallel_attn_mlp")
-    width = decoded(cfg.get("d_model"), int | None, "cfg.d_model")
+    layers, heads, parallel, width = _sizes_said(cfg)
     theirs = _graph(layers, heads, parallel, width)
     own = theirs if graph is None else graph
     if own is not theirs and _sizes(own) != (layers, heads, parallel):
@@ -149,6 +176,17 @@ def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
         scores=checked_scores(own, scores) if scores else None,
         helps=1.0,
     )
+
+
+def _sizes_said(cfg: Any) -> tuple[int, int, bool, int | None]:
+    """Layers, heads in each, whether they are parallel to the MLP, and d_model, as a file says them."""
+    if not isinstance(cfg, Mapping):
+        raise ValueError("cfg is no object")
+    layers, heads = (decoded(cfg.get(name), int, f"cfg.{name}") for name in ("n_layers", "n_heads"))
+    if layers < 1 or heads < 1 or layers * heads > MOST_HEADS:
+        raise ValueError(f"it has {layers} layers of {heads} heads")
+    parallel = decoded(cfg.get("parallel_attn_mlp", False), bool, "cfg.parallel_attn_mlp")
+    return layers, heads, parallel, decoded(cfg.get("d_model"), int | None, "cfg.d_model")
 
 
 def _graph(layers: int, heads: int, parallel: bool, width: int | None) -> EdgeGraph:
@@ -310,23 +348,32 @@ def file_of(path: Path) -> Path:
 def read_text(path: Path) -> str:
     """The text of a circuit's file. Raises CircuitError where it cannot be read, or is too large for one."""
     try:
-        data = read_bounded(path, MOST_BYTES)
-        if data is None:
-            raise CircuitError(f"{path} has more than {MOST_BYTES:,} bytes, more than any circuit has.")
-        return data.decode("utf-8")
+        return _read(path).decode("utf-8")
     except UnicodeDecodeError:
         raise CircuitError(f"{path} is not a circuit: it is not text in UTF-8.") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = read_bounded(path, MOST_BYTES)
     except OSError as error:
         raise CircuitError(
             f"the circuit {path} cannot be read: {error.strerror or error}. `circuit.save(path)` writes one."
         ) from None
+    if data is None:
+        raise CircuitError(f"{path} has more than {MOST_BYTES:,} bytes, more than any circuit has.")
+    return data
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a circuit's file, whole or not at all. Raises CircuitError where that cannot be."""
+    _write(path, text.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
+        write_whole(path, data)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise CircuitError(f"the circuit cannot be written to {path}: {why}. Name another file.") from None

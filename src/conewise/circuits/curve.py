@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.circuits.circuit_data import pruned
+from conewise.circuits.circuit_data import is_number, pruned
 from conewise.circuits.evaluation import ends_of, ratio
 from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Numbers
@@ -241,18 +241,26 @@ def helpful_sign(metric: str | Metric, *, is_removal: bool = True) -> float:
 
 
 def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Nominal shares, and how many items each is: numbers above 1 are counts. Raises CircuitError."""
-    found: list[tuple[float, int]] = []
-    for one in SHARES if shares is None else shares:
-        if isinstance(one, bool) or not 0 < one <= max(items, 1):
+    """Nominal shares, and how many items each is: all are counts where one is above 1.
+
+    Raises CircuitError.
+    """
+    given = list(SHARES if shares is None else shares)
+    for one in given:
+        if not is_number(one) or not 0 < one <= max(items, 1):
             raise CircuitError(
                 f"{one!r} in `sizes` is no size: a share between 0 and 1, or a count up to {items:,}."
             )
-        is_count = one > 1
-        found.append((float(one / items), int(one)) if is_count else (float(one), int(one * items)))
-    if len(found) < 2 or sorted(found) != found:
+    if len(given) < 2 or sorted(given) != given:
         raise CircuitError("`sizes` are two or more, from the smallest to the largest.")
-    return tuple(share for share, _ in found), tuple(count for _, count in found)
+    if given[-1] <= 1:
+        return tuple(map(float, given)), tuple(int(one * items) for one in given)
+    for one in given:
+        if one != int(one):
+            raise CircuitError(
+                f"{one!r} in `sizes` is no count, and {given[-1]!r} is one: give shares, or counts."
+            )
+    return tuple(float(one / items) for one in given), tuple(map(int, given))
 
 
 def ranked(scores: Scores, select: str) -> Scores:

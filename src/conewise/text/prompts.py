@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,9 +256,12 @@ def _ids(where: str, row: Mapping[str, Any], name: str) -> tuple[int, ...]:
         found = [one for one in re.split(r"[\s,|]+", found.strip("[]() ")) if one]
     listed = found if isinstance(found, list | tuple) else [found]
     try:
-        return tuple(int(one) for one in listed)
+        numbers = [int(one) if isinstance(one, str) else operator.index(one) for one in listed]
     except (TypeError, ValueError):
+        numbers = [-1]
+    if any(one < 0 for one in numbers) or any(isinstance(one, bool) for one in listed):
         raise PromptError(f"{where}, field {name!r} is {row[name]!r}; it is the number of a token.") from None
+    return tuple(dict.fromkeys(numbers))
 
 
 def _text(where: str, row: Mapping[str, Any], name: str) -> str:
@@ -451,9 +455,13 @@ def tokenize(
                 "the same in both. Reword one until they are equally long.\n"
                 f"  clean:     {reader.shown(own)}\n  corrupted: {reader.shown(other)}"
             )
-        answers.append(pair.ids[0] or reader.answers(pair.answers, pair, f"{where}, field 'answers'"))
+        answers.append(
+            reader.numbers(pair.ids[0], where)
+            or reader.answers(pair.answers, pair, f"{where}, field 'answers'")
+        )
         wrong.append(
-            pair.ids[1] or reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'")
+            reader.numbers(pair.ids[1], where)
+            or reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'")
         )
         if progress is not None:
             progress(number + 1, len(listed))
@@ -492,6 +500,18 @@ class _Reader(AnswerReader):
                 f"{where}: part of {text!r} is not in the vocabulary ({self.shown(tokens)}); the model sees "
                 "an unknown token there"
             )
+        return tokens
+
+    def numbers(self, tokens: Tokens, where: str) -> Tokens:
+        """Tokens that a file has by number. Raises PromptError for one that the vocabulary does not have."""
+        known = len(self._tokenizer) if isinstance(self._tokenizer, Sized) else None
+        for token in tokens:
+            if known is not None and token >= known:
+                raise PromptError(
+                    f"{where} has the token {token:,} among its answers, and this model's tokenizer has "
+                    f"{known:,}: the file was made for another tokenizer. Give answers as texts, or make it "
+                    "anew with `cw.tasks.write_csv`."
+                )
         return tokens
 
     def answers(self, texts: Sequence[str], pair: Pair, where: str) -> Tokens:

@@ -35,6 +35,8 @@ HELD_OUT = 1 / 3
 """The share of the templates that are held out for the split "test", at least one."""
 TRIES = 400
 """How many drafts are drawn for each row that is wanted, at most."""
+REPEATS = 20
+"""After so many drafts for each row found, with no new one among them, there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,12 +395,20 @@ def make(name: str, model: Any, n: int = 100, *, seed: int = 0, split: str = "al
     usable = {at: text for at, text in templates.items() if _is_usable(task, text, drawn, words)}
     found: dict[tuple[str, str], Row] = {}
     if usable:
+        repeated = 0
         for at in itertools.islice(_in_turn(usable, drawn), TRIES * n):
             draft = task.draw(usable[at], drawn, words)
-            if draft is not None and is_well_formed(draft, words):
-                found.setdefault((draft.clean, draft.corrupted), _row(draft, at))
-            if len(found) == n:
-                return list(found.values())
+            if draft is None:
+                continue
+            if (draft.clean, draft.corrupted) in found:
+                repeated += 1
+                if repeated > TRIES + REPEATS * len(found):
+                    break
+            elif is_well_formed(draft, words):
+                found[draft.clean, draft.corrupted] = _row(draft, at)
+                repeated = 0
+                if len(found) == n:
+                    return list(found.values())
     raise PromptError(
         f"{len(found)} well-formed prompts of the task {name!r} were found for this tokenizer, and ",
         Argument("n", n),
