@@ -128,7 +128,7 @@ class Insertion:
         for guard in part.sizes.relations:
             self.sizes.guard(guard.xreplace(symbols))
         for written in part.written:
-            self.written[names[written]] = None
+            self.written[self.path(written, prefix, root)] = None
         return tuple(
             self.aliased(wanted[name], names[name], under)
             if names[name] != wanted.get(name, names[name])
@@ -197,9 +197,14 @@ class Insertion:
                         )
         return found
 
+    @staticmethod
+    def path(path: str, prefix: str, root: str) -> str:
+        """The path in the whole module of a weight of a part, which was captured as `root`."""
+        return f"{prefix}.{path.removeprefix(f'{root}.')}"
+
     def source(self, source: Source, prefix: str, root: str = "") -> str:
         """The name of a weight in the program, which may have it already."""
-        paths = tuple(f"{prefix}.{path.removeprefix(f'{root}.')}" for path in (source.name, *source.aliases))
+        paths = tuple(self.path(path, prefix, root) for path in (source.name, *source.aliases))
         known = self.by_tensor.get(id(source.value))
         if known is None:
             self.by_tensor[id(source.value)] = paths[0]
@@ -282,7 +287,7 @@ class Insertion:
             outputs=outputs,
             sizes=self.sizes,
             ports=known,
-            written=tuple(name for name in self.written if name in read),
+            written=tuple(self.written),
         )
         program.check()
         return program

@@ -19,6 +19,7 @@ from conewise.errors import MissingSiteError, SurgeryError, describe, nearest_na
 from conewise.program.export import Exported, distinct, eager
 from conewise.program.foreign import brief
 from conewise.program.insertion import Insertion, reading
+from conewise.program.lowering import live
 from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
 from conewise.program.sizes import Size, is_equal
 from conewise.program.walk import bitwise_same
@@ -217,7 +218,9 @@ class Prune(Step):
         layer = next((one for one in model.site_table.model_layers if one.call.path == self.place.name), None)
         if layer is None or self.place.part or self.place.layer is not None:
             return (self,)
-        kinds = (kind for kind in ("attn_out", "cross_attn_out", "mlp_out") if kind in layer.nodes)
+        kinds = [kind for kind in ("attn_out", "cross_attn_out", "mlp_out") if kind in layer.nodes]
+        if not kinds:
+            raise SurgeryError(f"{self.place} adds nothing to the stream that could be pruned.")
         return tuple(replace(self, place=Place(kind, layer.number, layer.stack)) for kind in kinds)
 
     def on(self, model: Captured) -> Made:
@@ -257,7 +260,7 @@ class Prune(Step):
         return self.on(model).program
 
     def _drop_sums(self, operation: _Operation, node: str) -> None:
-        """Take out sums with what is zero now: they are the other term."""
+        """Take out sums with what is zero now: they are the other term, where none but their readers read it."""
         program = operation.program
         for reader in program.readers[node]:
             terms = [leaf.name for leaf in reader.args if isinstance(leaf, Ref)]
@@ -265,9 +268,16 @@ class Prune(Step):
             if not is_sum or terms[0] == terms[1]:
                 continue
             other = terms[1] if terms[0] == node else terms[0]
-            if program.shapes.get(other) == reader.shape and program.dtypes.get(other) == reader.dtype:
+            is_alike = program.shapes.get(other) == reader.shape and program.dtypes.get(other) == reader.dtype
+            if is_alike and not self._is_read_beside(program, other, reader, node):
                 operation.renamed[reader.name] = other
                 operation.without.add(reader.name)
+
+    @staticmethod
+    def _is_read_beside(program: Program, term: str, total: Record, node: str) -> bool:
+        """True if a term is an output, or is read by others than the sum and what makes the zero."""
+        left = live((one for one in program.records if one.name != node), program.outputs)
+        return Ref(term) in program.outputs or any(term in one.inputs for one in left if one is not total)
 
     @staticmethod
     def _size(insertion: Insertion, size: Size) -> int | SizeRef:
@@ -282,6 +292,8 @@ class Prune(Step):
         except MissingSiteError as error:
             raise SurgeryError(f"cannot prune {self.place}: {error}") from error
         part = self._value(model, found, hole)
+        if part.isnan().any():
+            raise SurgeryError(f"the value for {self.place} is not a number (NaN) in places.")
         value = view.replace(torch.zeros_like(like), found.part, part, example.sizes)
         mask = view.replace(torch.zeros_like(like), found.part, torch.ones_like(hole), example.sizes).bool()
         for dim, size in enumerate(model.program.shapes[found.node] or ()):
@@ -417,15 +429,24 @@ def _edge(model: Captured, node: str, at: Place, into: Place) -> tuple[str, tupl
         and any(into.name in _paths(model, one.call) for one in model.program.ports)
     )
     own = "" if is_module else _located(model, into, "graft on the edge into").node
+    sites = {site.name: site.node for site in model.site_table if site.kind == "graft"}
+    blocks = [name.removesuffix(".input") for name in sites if name.endswith(".input")]
     ends = [node]
-    for port in model.program.ports:  # in the order in which they were put in
-        if port.type_name == "Grafted" and port.inputs[:1] == (ends[-1],):
-            ends += port.outputs
+    for end in ends:  # it grows: on an edge, blocks stand one behind the other
+        ends += [sites[f"{name}.output"] for name in blocks if sites[f"{name}.input"] == end]
+    found: dict[str, tuple[str, ...]] = {}
     for end in ends:
         reads = model.program.readers[end]
         inside = [one.name for one in reads if any(into.name in _paths(model, call) for call in one.modules)]
-        if found := inside if is_module else [one.name for one in reads if one.name == own]:
-            return end, tuple(found)
+        if named := inside if is_module else [one.name for one in reads if one.name == own]:
+            found[end] = tuple(named)
+    if len(found) > 1:
+        several = ", ".join(name for names in found.values() for name in names)
+        raise SurgeryError(
+            f"{into} reads {at} along several edges, and not all have the same grafts: {several}. Name one."
+        )
+    for end, names in found.items():
+        return end, names
     shown = ", ".join(one.name for one in model.program.readers[node][:4]) or "nothing"
     raise SurgeryError(
         f"no edge from {at} to {into}: {at} is read by {shown}. Name one of these, or a module that one "
@@ -492,12 +513,28 @@ class Redefine(Step):
         model.weights.expect_captured()
         return self.on(model).program
 
+    def _expect_own(self, model: Captured, found: Located) -> None:
+        """Raise SurgeryError where what is called by the place is another value than it was."""
+        before = model
+        while before.operated_from is not None:
+            before = before.operated_from[0]
+            try:
+                own = before.locate(self.what).node
+            except MissingSiteError:
+                return
+            if own != found.node:
+                raise SurgeryError(
+                    f"{self.what} is {found.node!r} since an earlier step, and was {own!r}. Redefine it before "
+                    "that step, or give the name of the operation that is meant."
+                )
+
     def _site(self, operation: _Operation, rule: Operated) -> None:
         """One operation: the rule receives what it read, weights excepted."""
         model = operation.model
         if self.what.part:
             raise SurgeryError(f"a whole value is computed by a rule, and {self.what} is a part of one.")
         found = _located(model, self.what, "redefine")
+        self._expect_own(model, found)
         record = model.program.record_of.get(found.node)
         if record is None:
             raise SurgeryError(f"{self.what} is an input of the model: there is no rule to redefine.")
