@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_unfla
 
 from conewise.anatomy.wiring import ModulePaths
 from conewise.program.calls import Signature
-from conewise.program.export import eager
+from conewise.program.export import called, eager
 from conewise.program.records import ModuleCall, Program, Ref
 from conewise.program.walk import bitwise_same
 from conewise.threads import one_module
@@ -232,7 +232,7 @@ class HookedModule:
     def _forward(self, inputs: Mapping[str, Tensor], actions: Mapping[Boundary, Callable[[Any], Any]]) -> Any:
         call = self._signature.example.mapped(inputs.get)
         with hooks_on(self._module, actions.items()), eager(self._module):
-            return self._module(*call.args, **call.kwargs)
+            return called(self._module, self._program, call)
 
 
 def boundaries(

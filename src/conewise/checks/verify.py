@@ -248,7 +248,9 @@ class _Precise:
                     raise NoReferenceError("no output is of floating point")
                 self._reference = reference_of(self._model.module, own)
             lifted = self._reference.lifted
-            found = module_leaves(self._reference.module, call.mapped(lambda _, value: lifted(value)))
+            found = module_leaves(
+                self._reference.module, self._model.program, call.mapped(lambda _, value: lifted(value))
+            )
         except NoReferenceError as error:
             self.missing = str(error)
             return None
@@ -290,9 +292,9 @@ def verify(model: Captured, *, seed: int, n: int) -> Verification:
         if checked == 1:
             paths = ModulePaths(model.module)
             with paths.counting():
-                module_leaves(model.module, call)
+                module_leaves(model.module, model.program, call)
             unlike += paths.unlike(model.program.ports)
-        ours, theirs = tensor_leaves(run.outputs), module_leaves(model.module, call)
+        ours, theirs = tensor_leaves(run.outputs), module_leaves(model.module, model.program, call)
         outputs = len(theirs)
         if len(ours) != len(theirs):
             differences.append(math.inf)
@@ -362,7 +364,7 @@ def _row_deviations(
     alone = tensor_leaves(baseline(model, solo.args, solo.kwargs).outputs)
     # Outputs may be cast to more bits than they were computed with.
     few_bits = any(map(is_half, (*alone, *(source.value for source in model.program.sources))))
-    own = module_leaves(model.module, solo) if few_bits else alone
+    own = module_leaves(model.module, model.program, solo) if few_bits else alone
     true = precise.outputs(solo, own) if own is not alone else None
     for index, (whole, single) in enumerate(zip(outputs, alone, strict=True)):
         if not whole.ndim or whole.shape[0] != batch or not whole.is_floating_point():

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.func import functional_call
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -189,10 +190,19 @@ class Sampler:
         return int(masks[0][row].sum())
 
 
-def module_leaves(module: Any, call: Call) -> list[torch.Tensor]:
+def module_leaves(module: nn.Module, program: Program, call: Call) -> list[torch.Tensor]:
     """The tensors that the module itself returns for a call, in order."""
     with one_module(), torch.no_grad():
-        return tensor_leaves(module(*call.args, **call.kwargs))
+        return tensor_leaves(called(module, program, call))
+
+
+def called(module: nn.Module, program: Program, call: Call) -> Any:
+    """What the module of a program returns for a call; its own tensors that it writes to stay as they are."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())} if program.written else {}
+    own = {name: tensors[name].detach().clone() for name in program.written if name in tensors}
+    if not own:
+        return module(*call.args, **call.kwargs)
+    return functional_call(module, own, call.args, dict(call.kwargs))
 
 
 def tensor_leaves(outputs: Any) -> list[torch.Tensor]:

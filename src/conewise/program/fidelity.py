@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from conewise.errors import CaptureError
 from conewise.program.calls import Call
-from conewise.program.export import Exported, distinct, tensor_leaves
+from conewise.program.export import Exported, called, distinct, tensor_leaves
 from conewise.program.records import Program, Ref
 from conewise.program.tensors import largest_difference
 from conewise.program.walk import bitwise_same, output_names, run_sources, stream
@@ -102,9 +101,7 @@ def _expect_repeatable(name: str, first: list[torch.Tensor], second: list[torch.
 @torch.no_grad()
 def _outputs(module: nn.Module, program: Program, call: Call) -> list[torch.Tensor]:
     """The tensors that the module returns; it gets copies of all that it might write to."""
-    fresh = distinct(call)
-    own = _own_copies(module, program)
-    return tensor_leaves(functional_call(module, own, fresh.args, dict(fresh.kwargs)))
+    return tensor_leaves(called(module, program, distinct(call)))
 
 
 def _is_fused(module: nn.Module) -> bool:
@@ -121,9 +118,3 @@ def _unfused() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
-
-
-def _own_copies(module: nn.Module, program: Program) -> dict[str, torch.Tensor]:
-    """Copies of what the module writes to when it runs, by name: it is to write to these."""
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: own[name].detach().clone() for name in program.written if name in own}

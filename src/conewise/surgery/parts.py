@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from conewise.errors import ConewiseError, SurgeryError, describe
@@ -144,7 +145,8 @@ def captured(
     try:
         with torch.no_grad():
             given = [one.clone() for one in example]
-            found = module(*given)
+            buffers = {name: one.clone() for name, one in module.named_buffers()}  # it may write to them
+            found = functional_call(module, buffers, tuple(given))
     except Exception as error:  # it raises whatever it likes
         raise SurgeryError(f"{shown} raises {brief(error)}.") from error
     if not found:

@@ -16,7 +16,7 @@ from conewise.anatomy.places import Place
 from conewise.anatomy.sites import Located, Site, SiteTable
 from conewise.checks.hooking import Hook
 from conewise.errors import MissingSiteError, SurgeryError, describe, nearest_names
-from conewise.program.export import Exported, distinct, eager
+from conewise.program.export import Exported, called, distinct, eager
 from conewise.program.foreign import brief
 from conewise.program.insertion import Insertion, reading
 from conewise.program.lowering import live
@@ -260,7 +260,7 @@ class Prune(Step):
         return self.on(model).program
 
     def _drop_sums(self, operation: _Operation, node: str) -> None:
-        """Take out sums with what is zero now: they are the other term, where none but their readers read it."""
+        """Take out sums with what is zero now: they are the other term, where nothing else reads that."""
         program = operation.program
         for reader in program.readers[node]:
             terms = [leaf.name for leaf in reader.args if isinstance(leaf, Ref)]
@@ -524,8 +524,8 @@ class Redefine(Step):
                 return
             if own != found.node:
                 raise SurgeryError(
-                    f"{self.what} is {found.node!r} since an earlier step, and was {own!r}. Redefine it before "
-                    "that step, or give the name of the operation that is meant."
+                    f"{self.what} is {found.node!r} since an earlier step, and was {own!r}. Redefine it "
+                    "before that step, or give the name of the operation that is meant."
                 )
 
     def _site(self, operation: _Operation, rule: Operated) -> None:
@@ -670,7 +670,7 @@ class _Calls:
         part.register_forward_pre_hook(lambda _, *given_: given.append(given_), with_kwargs=True)
         part.register_forward_hook(lambda _, __, out: made.append(out), prepend=True)
         with eager(module):
-            module(*call.args, **call.kwargs)
+            called(module, self.seen_in.program, call)
         if len(given) != len({port.call.call for port in self.ports}):
             raise SurgeryError(f"{self.path} is called otherwise than in the captured graph.")
         return dict(enumerate(zip(given, made, strict=True)))
