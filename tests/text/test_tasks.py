@@ -130,6 +130,9 @@ def test_rows_come_back_from_the_csv_of_eap_ig(tmp_path: Path) -> None:
     one, other = (tokenize(as_pairs(given), tiny().tokenizer) for given in (rows, path))
     assert (one.clean, one.answers, one.wrong_answers) == (other.clean, other.answers, other.wrong_answers)
     other.expect_answers("logit_diff")
+    assert cw.tasks.write_csv(rows, tiny(), tmp_path / "new" / "ioi.csv").is_file()
+    with pytest.raises(PromptError, match="the prompts cannot be written to"):
+        cw.tasks.write_csv(rows, tiny(), path / "ioi.csv")
     for given in ("Mary", -1, True, 3.7, float("inf"), [[3]]):
         with pytest.raises(PromptError, match=r"field 'correct_idx' is .*; it is the number of a token"):
             as_pairs([{**rows[0], "correct_idx": given}])

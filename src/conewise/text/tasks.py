@@ -510,8 +510,14 @@ def write_csv(prompts: Any, model: Any, path: str | Path) -> Path:
     for pair, right, wrong in zip(read.pairs, read.answers, read.wrong_answers, strict=True):
         tokens = (one[0] if len(one) == 1 else list(one) for one in (right, wrong))
         lines.writerow([pair.clean, pair.corrupted, *tokens])
-    write_whole(as_path(path), text.getvalue().encode())
-    return as_path(path)
+    found = as_path(path)
+    try:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(found, text.getvalue().encode())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PromptError(f"the prompts cannot be written to {found}: {why}. Name another file.") from None
+    return found
 
 
 # -- how well a model does a task ----------------------------------------------------------------------
