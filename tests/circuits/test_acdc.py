@@ -15,7 +15,7 @@ from conewise.circuits.acdc import Search, _Kept, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
 from conewise.circuits.replaced_parts import edge_facts
-from conewise.errors import ArgumentError, CircuitError, SweepError
+from conewise.errors import ArgumentError, CircuitError, MetricError, SweepError
 from conewise.jobs.store import FILE, MANIFEST, recorder
 from conewise.model import Model
 from conewise.paper import theory
@@ -326,6 +326,14 @@ def test_what_cannot_be_searched_says_why(options: dict[str, Any], words: str) -
     asked: dict[str, Any] = {"base": given.base, "source": given.source, "metric": METRIC, "threshold": 0.1}
     with pytest.raises((CircuitError, ArgumentError), match=words):
         given.model.find_circuit(**asked | options).run()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_token_outside_of_the_vocabulary_is_refused(name: str) -> None:
+    model, base, _ = bert_runs() if name == "bert" else (small(name).model, small(name).base, None)
+    metric = cw.logit(10**6, pos=-1)
+    with pytest.raises(MetricError, match=r"token 1000000.* is not in the vocabulary of"):
+        model.find_circuit(base=base, source="zero", metric=metric, threshold=0.1).run()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])

@@ -33,7 +33,7 @@ from conewise.circuits.masked_forward import Ablated, Numbers, Stage, expect_roo
 from conewise.circuits.readers import StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, Mask, ReplacedParts, mixed, mixed_by_world, wide
 from conewise.circuits.stream_parts import HeadShares
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, MetricError
 from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
 from conewise.program.tensors import brought, computing
 from conewise.program.walk import Walk
@@ -225,6 +225,13 @@ class PrunedForward:
         self._targets = read.targets
         self._reads_last = read.last and tail_of(swept, (metric,), base.inputs) == 1
         self._columns = {node: index_tensor(spec.tokens, shape.device_of(node)) for node, _ in read.columns}
+        for node in self._columns:
+            vocabulary = (shape.costs.shape(node) or (0,))[-1]
+            if above := [token for token in spec.tokens if token >= vocabulary]:
+                raise MetricError(
+                    f"the metric {metric.name!r} reads the token {above[0]}, which is not in the vocabulary "
+                    f"of {base.model.name}: it has {vocabulary}, from 0."
+                )
         self._metrics = MetricReader(swept, (metric,), spec.tokens, base)
         last = self.components.readers[-1]
         if last.slot != "logits":

@@ -665,7 +665,8 @@ def _picked(logits: Tensor, token: Token, what: str) -> Tensor:
         )
     unknown = [token for token in tokens.tolist() if not 0 <= token < logits.shape[-1]]
     if unknown:
-        raise MetricError(f"{what} token {unknown[0]} is not in the vocabulary of {logits.shape[-1]}.")
+        which = "the token" if what == "token" else f"{what} token"
+        raise MetricError(f"{which} {unknown[0]} is not in the vocabulary of {logits.shape[-1]}.")
     if len(tokens) == 1:
         return logits.select(-1, int(tokens[0]))
     index = (
