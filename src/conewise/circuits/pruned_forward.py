@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,7 @@ class PrunedForward:
         if max_memory is not None and self._upper_bytes(own, self._base) > max_memory:
             expect_room(max(self._least(), self.peak_bytes(own)), max_memory)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """The number of readers and of writers."""
         return len(self.components.readers), len(self.components.writers)
@@ -448,11 +449,12 @@ class PrunedForward:
         """Return the positions at which readers and writers are read, over kept edges."""
         readers, writers = (np.zeros(n, dtype=np.int8) for n in self.shape)
         for stage in reversed(self.stages):
+            known: list[int] = writers.tolist()
             for number, one in enumerate(stage.readers, stage.first):
                 if one.slot == "logits":
                     readers[number] = LAST if self._reads_last else ALL
                     continue
-                need = max((writers[writer] for writer in self.moved[number]), default=NOTHING)
+                need = max([known[writer] for writer in self.moved[number]], default=NOTHING)
                 readers[number] = ALL if need and one.slot in ("k", "v") else need
             rows = stage.rows
             np.maximum(writers, (kept[rows] * readers[rows][:, None]).max(0), out=writers)
@@ -520,7 +522,8 @@ class PrunedForward:
         replaced, nothing_kept = self._replaced[at_last], lost[..., : one.writers].all(-1)
         total = replaced.settled(one.entry, total)
         if nothing_kept.any() and all(one.constant is None for one in self._attentions.values()):
-            at = tuple(brought(torch.from_numpy(one), total.device) for one in np.nonzero(nothing_kept))
+            rows = np.broadcast_to(nothing_kept, total.shape[: nothing_kept.ndim])
+            at = tuple(brought(torch.from_numpy(one), total.device) for one in np.nonzero(rows))
             total[at] = replaced.replaced[one.entry]
         return total
 
@@ -580,7 +583,6 @@ class PrunedForward:
             still = moving.add_(still) if moving.is_contiguous() else moving + still
         if is_sum:
             by_row = lost[:, None] if masks is None else lost.transpose(1, 0, 2)
-            by_row = np.broadcast_to(by_row, (*still.shape[:2], lost.shape[-1]))
             still = self._settled(one, still, by_row, at_last=at_last)
         return still.to(self._dtype).expand(len(at), stack.worlds, *still.shape[2:])
 

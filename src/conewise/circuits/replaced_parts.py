@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ Norms = NDArray[np.float32]
 """The norm of each writer's part by prompt and position: [writer, n]."""
 
 
+@cache
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype that parts of a stream are added up in."""
     return torch.promote_types(dtype, torch.float32)
@@ -141,12 +142,15 @@ class ReplacedParts:
         count = lost.shape[1]
         own, other = (one[:count] for one in self.norms)
         gone, put = lost @ own, lost @ other
-        near = mostly_kept(gone, put, own.sum(0)) & ~lost.all(1)
-        far = ~near & (lost.all(1) | mostly_kept(other.sum(0) - put, own.sum(0) - gone, other.sum(0)))
+        is_all = lost.all(1)
+        near = mostly_kept(gone, put, own.sum(0)) & ~is_all
+        if near.all():
+            return mixed(lost, self.apart[:count]).add_(self.streams[entry])
+        far = ~near & (is_all | mostly_kept(other.sum(0) - put, own.sum(0) - gone, other.sum(0)))
         out = mixed(lost.astype(np.int8) - (~near)[:, None], self.apart[:count])
+        if far.all():
+            return out.add_(self.replaced[entry])
         for rows, begin in ((near, self.streams), (far, self.replaced)):
-            if rows.all():
-                return out.add_(begin[entry])
             if rows.any():
                 out[numbers_of(rows, out.device)] += begin[entry]
         neither = ~near & ~far
@@ -159,7 +163,10 @@ class ReplacedParts:
         count = lost.shape[1]
         kept = ~lost
         kept[:, others] = False
-        return mixed(kept, self.parts[:count]) + mixed(lost, self.given[:count]) + self.constants[entry]
+        found = mixed(kept, self.parts[:count])
+        if lost.any():
+            found = found.add_(mixed(lost, self.given[:count]))
+        return found + self.constants[entry]
 
     def settled(self, entry: str, total: Tensor) -> Tensor:
         """Sums [..., batch, pos, d_model], with the residue where most of the stream is there."""

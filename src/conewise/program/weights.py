@@ -103,6 +103,7 @@ class Weights:
         self._names = [" = ".join(map(repr, (source.name, *source.aliases))) for source in program.sources]
         self._tensors = [source.value for source in program.sources]
         self._forms = [_form(tensor) for tensor in self._tensors]
+        self._kinds = _kinds(self._tensors)
         paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
         # A constant that export lifted out of the code has no name in the module.
         self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
@@ -204,7 +205,7 @@ class Weights:
                 )
 
     def _expect_forms(self) -> None:
-        if self._forms == list(map(_form, self._tensors)):
+        if _kinds(self._tensors) == self._kinds:
             return
         for name, tensor, form in zip(self._names, self._tensors, self._forms, strict=True):
             now = _form(tensor)
@@ -390,7 +391,8 @@ class _Glance:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = [None if _is_dense(tensor) else tensor for tensor in tensors]
         self._lines = [_lines(_words(tensor)) for tensor in tensors]
-        self._corners = [_corners(tensor) for tensor in tensors]
+        every = ((number, _corners(tensor)) for number, tensor in enumerate(tensors))
+        self._corners = [(number, corners) for number, corners in every if len(corners)]
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -398,10 +400,10 @@ class _Glance:
         """A number for each tensor."""
         found = zip(self._tensors, self._lines, strict=True)
         lines = [known if tensor is None else _lines(_words(tensor)) for tensor, known in found]
-        read = zip(lines, self._corners, strict=True)
-        return Sums(
-            [0 if words.is_meta else int(words.sum()) + int(corners.sum()) for words, corners in read]
-        )
+        sums = [0 if words.is_meta else int(words.sum()) for words in lines]
+        for number, corners in self._corners:
+            sums[number] += int(corners.sum())
+        return Sums(sums)
 
 
 _WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -502,6 +504,14 @@ def _words(tensor: Tensor) -> Tensor:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+_KIND = operator.attrgetter("dtype", "shape", "device")
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
+    """What `_form` says of each, by column: it is asked at every public call, and in C."""
+    return [*map(_KIND, tensors), *map(Tensor.stride, tensors)]
 
 
 def _shown(part: Any) -> str:

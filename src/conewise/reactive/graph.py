@@ -332,7 +332,7 @@ class Graph:
         self.journal.recover()
         if isinstance(sites, str):
             return [self._number(sites)]
-        if not has_items(sites):
+        if type(sites) is not tuple and not has_items(sites):
             raise GraphError(f"expected a site's name, or several of them, and {sites!r} is neither.")
         return [self._number(site) for site in sites]
 
