@@ -2,9 +2,9 @@
 
 Rows: `pair` (GPT-2 small, a new pair by two runs and a sweep, by inputs, by hand), `run` (one run beside one
 forward of the module), `long` and `deep` (T=64; 24 layers), `attribution` (AtP and EAP, the first time and
-again, beside those by hand), `edges` (all edges of GPT-2 small in float32, in parts, in TF32), `kernels` (what
-the device does in one sweep and in one pass over edges). Prompts are new in every round, contenders take turns,
-medians count, and answers are compared. `--smoke` takes tiny models, on any device.
+again, beside those by hand), `edges` (all edges of GPT-2 small in float32, in parts, in TF32), `kernels`
+(what the device does in one sweep and in one pass over edges). Prompts are new in every round, contenders
+take turns, medians count, and answers are compared. `--smoke` takes tiny models, on any device.
 """
 
 from __future__ import annotations
@@ -125,18 +125,18 @@ def attribution_row(scale: Scale) -> None:
     ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "atp": (
             by_gradients.ByHand(module, *ids).values,
-            lambda: model.attribute(sites, **asked).run().effect.float(),
+            lambda: model.attribute(sites, **asked).run().effect,
         ),
         "eap": (
             by_gradients.EdgesByHand(module, *ids).values,
-            lambda: model.attribute(edges, **asked, method="eap").run().effect.float(),
+            lambda: model.attribute(edges, **asked, method="eap").run().effect,
         ),
     }
     two = by_gradients.ByHand(module, *ids).values
     for name, (by_hand, ours) in ways.items():
         expected = by_hand().cpu()
         first, found = milliseconds(ours)
-        deviation = float((found - expected).abs().max() / expected.abs().max())
+        deviation = float((found.float() - expected).abs().max() / expected.abs().max())
         started = time.process_time()
         ours()
         host = (time.process_time() - started) * 1e3
