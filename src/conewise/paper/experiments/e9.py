@@ -1,27 +1,25 @@
 """E9: all cones of a transformer in closed form, and the ratio on the clock.
 
     python -m conewise.paper.experiments.e9 --device cuda --full
+    python -m conewise.paper.experiments.e9 --device cuda --grid
 
-times both sizes as the paper did, and prints one JSON object.
+times both sizes as the paper did, or a grid of widths and lengths, and prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import math
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from conewise.paper.experiments.clock import SEED, Size, clock, grid, table
 from conewise.paper.experiments.result import (
     Progress,
     Result,
@@ -36,7 +34,6 @@ from conewise.paper.experiments.result import (
     warm,
 )
 from conewise.paper.experiments.transformers import (
-    PatchedSite,
     Transformer,
     best_device,
     describe_device,
@@ -55,234 +52,6 @@ from conewise.paper.theory.transformers import (
     transformer_cone,
     transformer_ratio,
 )
-from conewise.program.walk import bitwise_same
-from conewise.reactive.world import World
-from conewise.sweeps.planning.costs import synchronize
-from conewise.threads import gc_paused
-
-# -- The clock: full re-runs against patches of a Llama-style transformer, through the engine -------
-
-
-SEED = 0
-POSITIONS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A transformer of the paper: its shape, and the figures that the paper prints of it."""
-
-    layers: int
-    heads: int
-    width: int
-    sites: str
-    predicted: str
-    wallclock: str
-    distance: str
-    cpu_width: int
-
-    @property
-    def name(self) -> str:
-        """The size in words."""
-        return f"{self.layers} layers, {self.heads} heads"
-
-    @property
-    def all_sites(self) -> int:
-        """The number of its heads and MLPs."""
-        return self.layers * (self.heads + 1)
-
-    def ratio(self, *, readout: bool = False) -> Fraction:
-        """The closed form of its sweep ratio."""
-        return transformer_ratio(self.layers, self.heads, readout=readout)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A timed sweep: the seconds that were spent on each site, a list for each repetition.
-
-    `full` are full re-runs in a fresh world; `again` recompute everything in a fork, as a patch of the
-    input does, on the very path of the patches; `patched` are the patches.
-    A head that stands for all heads of its layer has its seconds multiplied by their number.
-    """
-
-    size: Size
-    width: int
-    device: str
-    timed_sites: int
-    nodes: int
-    compared: int
-    different: int
-    full: list[list[float]] = field(default_factory=list)
-    again: list[list[float]] = field(default_factory=list)
-    patched: list[list[float]] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        """ρ: full over patched, for each repetition."""
-        return [sum(full) / sum(patched) for full, patched in zip(self.full, self.patched, strict=True)]
-
-    @property
-    def ratio(self) -> float:
-        """Full over patched, where each site has its median over the repetitions."""
-        return _typical(self.full) / _typical(self.patched)
-
-    @property
-    def ratio_again(self) -> float:
-        """Everything recomputed in a fork over patched: what locality alone brings."""
-        return _typical(self.again) / _typical(self.patched)
-
-    @property
-    def note(self) -> str:
-        """A description of what was timed."""
-        sites = self.size.all_sites
-        sample = (
-            f"all {sites} sites"
-            if self.timed_sites == sites
-            else f"{self.timed_sites} of {sites} sites (one head and the MLP of each layer, weighted)"
-        )
-        paper = "the paper's" if self.width == self.size.width else f"the paper's is {self.size.width}"
-        return (
-            f"Clock, {self.size.name}: {self.device}, float32, {POSITIONS} positions, d_model {self.width} "
-            f"({paper}), {sample}, {len(self.full)} interleaved repetitions."
-        )
-
-    def rows(self) -> list[Row]:
-        """Return the ratio beside the paper's, and the number of wrong answers."""
-        at, size = f"clock, {self.size.name}", self.size
-        again = "all recomputed in a fork over patches, seconds"
-        differ = f"patched outputs that differ in a bit from a full re-run, of {self.compared}"
-        return [
-            Row(
-                f"{at}, full re-runs over patches, seconds",
-                size.ratio(),
-                self.ratio,
-                size.wallclock,
-                exact=False,
-                facts=self.as_dict(),
-            ),
-            Row(f"{at}, {again}", size.ratio(readout=True), self.ratio_again, exact=False),
-            Row(f"{at}, {differ}", 0, self.different),
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON takes them."""
-        prediction = float(self.size.ratio())
-        return {
-            "layers": self.size.layers,
-            "heads": self.size.heads,
-            "width": self.width,
-            "positions": POSITIONS,
-            "device": self.device,
-            "sites": self.size.all_sites,
-            "timed_sites": self.timed_sites,
-            "nodes": self.nodes,
-            "ratio": self.ratio,
-            "ratio_all_recomputed_in_a_fork": self.ratio_again,
-            "ratios": self.ratios,
-            "prediction": prediction,
-            "prediction_readout_counted": float(self.size.ratio(readout=True)),
-            "distance_percent": 100 * (self.ratio / prediction - 1),
-            "paper_ratio": float(self.size.wallclock),
-            "full_seconds": _typical(self.full),
-            "all_recomputed_in_a_fork_seconds": _typical(self.again),
-            "patched_seconds": _typical(self.patched),
-            "outputs_compared": self.compared,
-            "outputs_different": self.different,
-        }
-
-
-@one_thread()
-def clock(size: Size, device: str, *, full: bool, repetitions: int, progress: Progress = silent) -> Clock:
-    """Time full re-runs against patches through the engine, on one CPU thread or on an accelerator.
-
-    `full`: the paper's width and every site. Else the narrow width, one head and the MLP of each layer,
-    a head's time taken for all heads of its layer. A full re-run is a demand of the readout in a fresh
-    world; a patch is a fork, the patch and the demand; between the two stands a fork in which the input is
-    set again, so that all is recomputed. They are timed site by site, one after the other, in an order
-    that changes; the device is waited for before and after each.
-    """
-    width = size.width if full else size.cpu_width
-    model = llama(size.layers, size.heads, width, positions=POSITIONS, device=device, seed=SEED)
-    sites = list(model.patched)
-    if not full:
-        sites = [p for p in sites if p.kind == "mlp" or p.site.endswith(".head0.out")]
-    share = {"head": 1 if full else size.heads, "mlp": 1}
-    base = warm(model.graph, model.output)
-    x = base.demand("x")
-    values = {patched.site: shifted(base, patched.site) for patched in sites}
-
-    def run_fully() -> None:
-        with World(model.graph, keep_sites=False) as world:
-            world.demand(model.output)
-
-    def run_again() -> None:
-        with base.fork() as world:
-            world.set("x", x)
-            world.demand(model.output)
-
-    def run_patched(patched: PatchedSite) -> None:
-        with base.fork() as world:
-            world.patch(patched.site, values[patched.site])
-            world.demand(model.output)
-
-    timed = Clock(
-        size,
-        width,
-        describe_device(device)["device"],
-        timed_sites=len(sites),
-        nodes=model.computed,
-        compared=len(sites),
-        different=sum(not _agrees(model, base, p.site, values[p.site]) for p in sites),
-    )
-    for patched in sites[:: max(1, len(sites) // 10)]:
-        run_fully()
-        run_again()
-        run_patched(patched)
-    shuffled, order = random.Random(SEED), list(range(len(sites)))
-    for repetition in range(repetitions):
-        shuffled.shuffle(order)
-        spent = {name: [0.0] * len(sites) for name in ("full", "again", "patched")}
-        gc.collect()
-        with gc_paused():
-            for step, number in enumerate(order):
-                patched = sites[number]
-                tasks: dict[str, Callable[[], None]] = {
-                    "full": run_fully,
-                    "again": run_again,
-                    "patched": partial(run_patched, patched),
-                }
-                for name in list(tasks) if (step + repetition) % 2 else reversed(tasks):
-                    spent[name][number] = share[patched.kind] * _seconds(model, tasks[name])
-        timed.full.append(spent["full"])
-        timed.again.append(spent["again"])
-        timed.patched.append(spent["patched"])
-        progress(repetition + 1, repetitions)
-    return timed
-
-
-def _typical(repetitions: list[list[float]]) -> float:
-    """Return the sum over sites of the median over repetitions."""
-    return math.fsum(statistics.median(seconds) for seconds in zip(*repetitions, strict=True))
-
-
-def _seconds(model: Transformer, task: Callable[[], None]) -> float:
-    synchronize(model.device)
-    started = time.perf_counter()
-    task()
-    synchronize(model.device)
-    return time.perf_counter() - started
-
-
-def _agrees(model: Transformer, base: World, site: str, value: Any) -> bool:
-    """True if a patched fork answers bit for bit what a full run does that overwrites the site's value.
-
-    The full run computes every node, the site's own value included; the ledger shows it.
-    """
-    with base.fork() as fork, World(model.graph, keep_sites=False) as fresh:
-        fork.patch(site, value)
-        fresh.patch(site, lambda _: value)
-        same = bitwise_same(fork.demand(model.output), fresh.demand(model.output))
-        return same and fresh.ledger.count("recomputed") == model.computed
-
 
 # -- Cones -----------------------------------------------------------------------------------------
 
@@ -346,6 +115,8 @@ def e9(progress: Progress = silent, sizes: Sequence[Size] = SIZES) -> Result:
             rows.extend(clocks[-1].rows())
             done += 3
             progress(done, work)
+        if device != "cpu" and len(sizes) == len(SIZES):
+            rows.extend(grid(device))
     matches = [row.match for row in rows if row.facts.get("family") == LLAMA.name]
     sites = sum(size.all_sites for size in sizes)
     right = "Llama-style, sites of both sizes with the cone of the closed form"
@@ -478,37 +249,52 @@ def _distances(size: Size, ratio: Fraction, at: str) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time both sizes on a device and write one JSON object to the standard output."""
+    """Time both sizes, or the grid, on a device, and write one JSON object to the standard output.
+
+    The grid is shown as a table too, and the exit status is 1 where a clock lies outside of its band.
+    """
     parser = argparse.ArgumentParser(prog="python -m conewise.paper.experiments.e9", description=main.__doc__)
     parser.add_argument("--device", default=best_device(), help="a torch device, such as cuda or cpu")
     parser.add_argument("--full", action="store_true", help="the paper's widths, and every site")
-    parser.add_argument("--repetitions", type=int, default=3, help="interleaved repetitions (3)")
+    parser.add_argument("--grid", action="store_true", help="widths and lengths, each fitted and judged")
+    parser.add_argument("--repetitions", type=int, help="interleaved repetitions (3; of the grid 2)")
     chosen = parser.parse_args(arguments)
     started = time.perf_counter()
-    clocks = [
-        clock(
-            size,
-            chosen.device,
-            full=chosen.full,
-            repetitions=chosen.repetitions,
-            progress=partial(_say, size.name),
-        )
-        for size in SIZES
-    ]
+    if chosen.grid:
+        rows = grid(chosen.device, partial(_say, "grid", "point"), repetitions=chosen.repetitions or 2)
+        sys.stderr.write("\n".join([*table(rows), ""]))
+        found: dict[str, Any] = {"rows": [row.as_dict() for row in rows]}
+        failed = any(row.match is False for row in rows)
+    else:
+        repetitions = chosen.repetitions or 3
+        clocks = [
+            clock(
+                size,
+                chosen.device,
+                full=chosen.full,
+                repetitions=repetitions,
+                progress=partial(_say, size.name, "repetition"),
+            )
+            for size in SIZES
+        ]
+        found = {
+            "sizes": [timed.as_dict() for timed in clocks],
+            "notes": [timed.note for timed in clocks],
+        }
+        failed = any(timed.different for timed in clocks)
     report = {
-        "experiment": "e9, wall clock",
+        "experiment": "e9, grid of clocks" if chosen.grid else "e9, wall clock",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions("torch") | describe_device(chosen.device),
         "seconds": round(time.perf_counter() - started, 1),
-        "sizes": [timed.as_dict() for timed in clocks],
-        "notes": [timed.note for timed in clocks],
+        **found,
     }
     sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    return 1 if any(timed.different for timed in clocks) else 0
+    return int(failed)
 
 
-def _say(what: str, done: int, total: int) -> None:
-    sys.stderr.write(f"{what}: repetition {done} of {total}\n")
+def _say(what: str, unit: str, done: int, total: int) -> None:
+    sys.stderr.write(f"{what}: {unit} {done} of {total}\n")
 
 
 if __name__ == "__main__":

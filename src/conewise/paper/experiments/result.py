@@ -42,9 +42,10 @@ class Row:
     """A figure as the paper prints it, as the theory predicts it, and as it was measured.
 
     `paper` keeps the printed digits ("2.0057"), because those are what is compared. `exact` rows
-    must agree; the others (timings) are reported. Where `paper_predicts`, the printed figure is a
-    prediction, a limit say: it is compared with ours, and the measurement stands beside them. `facts` are
-    further columns of the table. A `detail` row belongs in files, not on a screen.
+    must agree; the others (timings) are reported, or have to lie in a `band` that was stated before. Where
+    `paper_predicts`, the printed figure is a prediction, a limit say: it is compared with ours, and the
+    measurement stands beside them. `facts` are further columns of the table. A `detail` row belongs in
+    files, not on a screen.
     """
 
     name: str
@@ -55,11 +56,17 @@ class Row:
     unit: str = ""
     detail: bool = False
     paper_predicts: bool = False
+    band: tuple[float, float] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def match(self) -> bool | None:
-        """True if measured equals predicted, and the paper in every digit it prints; None for timings."""
+        """True if measured equals predicted, and the paper in every digit it prints; None for timings.
+
+        With a band, True if the measurement lies in it.
+        """
+        if self.band is not None:
+            return self.band[0] <= self.measured <= self.band[1]
         if not self.exact:
             return None
         if self.paper_predicts:

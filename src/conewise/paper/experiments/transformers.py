@@ -60,11 +60,12 @@ def llama(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    drawn_on: str = "cpu",
 ) -> Transformer:
     """Build a random transformer of `layers` × `heads` and d_model = `width`, over `positions` random tokens.
 
-    The MLP is 8/3 as wide as the model, rounded up to a multiple of 64 (from 64 on). Weights are
-    drawn on the CPU, so that every device gets the same ones.
+    The MLP is `inner_width(width)` wide. Weights are drawn on the CPU, so that every device gets the same
+    ones, or on another device, which is faster.
 
     Per layer 9 parameters and M = 7H + 15 computed nodes: norm1; q, k, v; rope(q), rope(k); per head
     slice q, slice k, slice v, scores, scale and mask, softmax, times v; concat, o; add; norm2; gate, up,
@@ -76,13 +77,12 @@ def llama(
             f"Take a multiple of {2 * heads}."
         )
     size = width // heads
-    inner = math.ceil(8 * width / 3)
-    inner = inner if inner < 64 else 64 * math.ceil(inner / 64)
-    generator = torch.Generator().manual_seed(seed)
+    inner = inner_width(width)
+    generator = torch.Generator(drawn_on).manual_seed(seed)
     target = torch.device(device)
 
     def draw(*shape: int, scale: float) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * scale).to(target, dtype)
+        return (torch.randn(*shape, generator=generator, device=drawn_on) * scale).to(target, dtype)
 
     def weight(rows: int, columns: int) -> Tensor:
         return draw(rows, columns, scale=columns**-0.5)
@@ -138,6 +138,12 @@ def llama(
     direction = graph.source("w_logit_difference", weight(2, width), param=True)
     output = graph.node("readout", _logit_difference, [stream, direction])
     return Transformer(graph, tuple(patched), output, target)
+
+
+def inner_width(width: int) -> int:
+    """8/3 of a model's width, rounded up to a multiple of 64 (from 64 on)."""
+    inner = math.ceil(8 * width / 3)
+    return inner if inner < 64 else 64 * math.ceil(inner / 64)
 
 
 def _rope(
