@@ -277,6 +277,7 @@ DEPTHS, JUDGED = (2, 4, 8), 12
 BAND = 0.05
 """The clock has to lie so near the corollary's ratio where launches bound it. Where work does, which no
 node has as much of as another, it has to lie between the ratios of counts and of work, or so near them."""
+LEAST = 1e-12
 BOUND = 1.5
 """Launches bind where a node takes at most so many times what it takes at the cheapest point."""
 
@@ -303,14 +304,18 @@ class Point:
     different: int
 
     @property
+    def a(self) -> float:
+        """The seconds that a node takes, by the fit; next to nothing where noise has put it below."""
+        return max(self.fitted.a.value, LEAST)
+
+    @property
     def share(self) -> float:
         """The most that β takes off the limit of 2, by the upper end of its interval, as a share of it."""
-        a, beta = self.fitted.a.value, max(self.fitted.beta.high, 0.0)
-        return 1 - float(wallclock_ceiling(a, beta)) / 2
+        return 1 - float(wallclock_ceiling(self.a, max(self.fitted.beta.high, 0.0))) / 2
 
     def row(self, cheapest: float) -> Row:
         """Judge the clock; `cheapest` is the least that a node takes in the grid."""
-        is_bound = self.fitted.a.value <= BOUND * cheapest
+        is_bound = self.a <= BOUND * cheapest
         ends = (self.counts,) if is_bound else (self.counts, self.work)
         return Row(
             f"clock, d_model {self.width}, {self.length} positions, all recomputed over patches",
@@ -330,8 +335,8 @@ class Point:
             "length": self.length,
             "a_us": 1e6 * fitted.a.value,
             "fresh_us": 1e6 * self.fresh,
-            "beta_over_a": fitted.overhead,
-            "beta_over_a_interval": [fitted.beta.low / fitted.a.value, fitted.beta.high / fitted.a.value],
+            "beta_over_a": fitted.beta.value / self.a,
+            "beta_over_a_interval": [fitted.beta.low / self.a, fitted.beta.high / self.a],
             "intercept_us": 1e6 * fitted.intercept.value,
             "r_squared": fitted.r_squared,
             "ratio": self.ratio,
@@ -381,7 +386,7 @@ def point(
             fresh.append(statistics.median(run[number] for run in one.full) / share / one.nodes)
     fitted = calibrate(samples)
     cones = [cone for cone, share in zip(last.cones, last.shares, strict=True) for _ in range(share)]
-    constants = fitted.a.value, max(fitted.beta.value, 0.0)
+    constants = max(fitted.a.value, LEAST), max(fitted.beta.value, 0.0)
     assert fitted.intercept is not None
     return Point(
         width,
@@ -421,7 +426,7 @@ def grid(
         for length in lengths:
             points.append(point(width, length, device, **how))
             progress(len(points), len(widths) * len(lengths))
-    cheapest = min(one.fitted.a.value for one in points)
+    cheapest = min(one.a for one in points)
     wrong = sum(one.different for one in points)
     compared = sum(one.compared for one in points)
     return [
