@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +94,17 @@ def test_the_grid_is_timed_and_judged() -> None:
     assert [row.facts["length"] for row in rows[:-1]] == [4, 6]
     assert rows[-1].match
     assert len(table(rows)) == 4
+
+
+def test_a_grid_that_is_out_of_time_begins_no_further_point() -> None:
+    told: list[Point] = []
+    small: dict[str, Any] = {
+        "widths": (8,),
+        "lengths": (6, 4),
+        "depths": (1, 2),
+        "judged": 1,
+        "heads": 2,
+        "repetitions": 1,
+    }
+    rows = grid("cpu", **small, seconds=0.0, tell=told.append)
+    assert [one.length for one in told] == [row.facts["length"] for row in rows[:-1]] == [4]

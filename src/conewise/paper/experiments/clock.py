@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import statistics
@@ -418,17 +419,27 @@ def grid(
     *,
     widths: Sequence[int] = WIDTHS,
     lengths: Sequence[int] = LENGTHS,
+    seconds: float = math.inf,
+    tell: Callable[[Point], object] = lambda _: None,
     **how: Any,
 ) -> list[Row]:
-    """Time all points, and judge each."""
+    """Time all points, those with the least work first, and judge each.
+
+    After `seconds` no further point is begun. `tell` is given each point as soon as it is timed.
+    """
     points: list[Point] = []
-    for width in widths:
-        for length in lengths:
-            points.append(point(width, length, device, **how))
-            progress(len(points), len(widths) * len(lengths))
+    started = time.perf_counter()
+    asked = sorted(itertools.product(widths, lengths), key=lambda at: at[0] ** 2 * at[1])
+    for width, length in asked:
+        if points and time.perf_counter() - started > seconds:
+            break
+        points.append(point(width, length, device, **how))
+        tell(points[-1])
+        progress(len(points), len(asked))
     cheapest = min(one.a for one in points)
     wrong = sum(one.different for one in points)
     compared = sum(one.compared for one in points)
+    points.sort(key=lambda one: (one.width, one.length))
     return [
         *(one.row(cheapest) for one in points),
         Row(f"clock, patched outputs that differ in a bit from a full re-run, of {compared}", 0, wrong),

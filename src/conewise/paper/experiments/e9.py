@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -257,11 +258,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default=best_device(), help="a torch device, such as cuda or cpu")
     parser.add_argument("--full", action="store_true", help="the paper's widths, and every site")
     parser.add_argument("--grid", action="store_true", help="widths and lengths, each fitted and judged")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no point of the grid later")
     parser.add_argument("--repetitions", type=int, help="interleaved repetitions (3; of the grid 2)")
     chosen = parser.parse_args(arguments)
     started = time.perf_counter()
     if chosen.grid:
-        rows = grid(chosen.device, partial(_say, "grid", "point"), repetitions=chosen.repetitions or 2)
+        rows = grid(
+            chosen.device,
+            partial(_say, "grid", "point"),
+            seconds=chosen.seconds,
+            tell=lambda one: sys.stderr.write(f"{json.dumps(one.as_dict())}\n"),
+            repetitions=chosen.repetitions or 2,
+        )
         sys.stderr.write("\n".join([*table(rows), ""]))
         found: dict[str, Any] = {"rows": [row.as_dict() for row in rows]}
         failed = any(row.match is False for row in rows)
