@@ -29,7 +29,7 @@ def test_a_sample_is_closed_and_open_as_often_as_the_distribution_says() -> None
 
 def test_the_gradient_of_the_mean_sample_is_that_of_its_finite_difference() -> None:
     parameter = torch.full((100_000,), 0.3, dtype=torch.float64, requires_grad=True)
-    GATES.sample(parameter, torch.Generator().manual_seed(0)).mean().backward()
+    GATES.sample(parameter, torch.Generator().manual_seed(0)).mean().backward()  # type: ignore[no-untyped-call]
     assert parameter.grad is not None
     step = 1e-4
     slope = (_drawn(0.3 + step, 100_000).mean() - _drawn(0.3 - step, 100_000).mean()) / (2 * step)
