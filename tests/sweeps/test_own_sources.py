@@ -308,7 +308,7 @@ def test_a_result_is_saved_with_its_labels(tmp_path: Path) -> None:
             "`scale` is float inf; expected a finite number",
         ),
         (
-            lambda: cw.cell(STEERED, source=cw.add([1.0])),  # type: ignore[arg-type]
+            lambda: cw.cell(STEERED, source=cw.add([1.0])),  # type: ignore[call-overload]
             ArgumentError,
             "`vector` is list .* expected a Tensor",
         ),
@@ -362,3 +362,64 @@ def test_gradients_and_attribution_say_that_they_take_no_own_sources() -> None:
         run.gradients(METRIC, [cw.cell(STEERED, source=0.0)])
     with pytest.raises(SweepError, match="attribution is by one source"):
         model.attribute([cw.cell(STEERED, source=0.0)], base=run, source=run, metric=METRIC).run()
+
+
+@EVALUATORS
+def test_scales_of_a_vector_are_an_axis_of_a_sweep(evaluator: str) -> None:
+    scales = [-2, 0.5, 4.0]
+    sites = cw.sites("mlp_out", layer=":") + cw.sites("resid_post", layer=1)
+    result = swept(sites, evaluator, source=cw.add(VECTOR, scale=scales))
+    where = [("mlp_out", layer) for layer in range(LAYERS)] + [("resid_post", 1)]
+    expected = [hooked({place: steered(scale)}) for place in where for scale in scales]
+    assert_alike(result.per_prompt[0], torch.stack(expected))
+    one = swept(cw.sites("mlp_out", layer=":"), evaluator, source=cw.add(VECTOR, scale=scales))
+    assert one.axes == ("layer", "scale")
+    assert one.coordinates["scale"] == ["-2", "0.5", "4"]
+    assert torch.equal(
+        one.values,
+        swept(
+            [("mlp_out", n) for n in range(LAYERS)], evaluator, source=cw.add(VECTOR, scale=scales)
+        ).values.view(LAYERS, 3),
+    )
+
+
+def test_scales_are_refused_where_one_source_is_meant() -> None:
+    with pytest.raises(PatchError, match="at least one scale, and each once"):
+        cw.add(VECTOR, scale=[1.0, 1.0])
+    with pytest.raises(PatchError, match="at least one scale"):
+        cw.add(VECTOR, scale=[])
+    with pytest.raises(SweepError, match="Give the sweep one source"):
+        swept([cw.cell(STEERED, source=0.0)], source=cw.add(VECTOR, scale=[1.0, 2.0]))
+
+
+@EVALUATORS
+def test_each_place_of_a_selector_has_the_source_that_a_function_gives(evaluator: str) -> None:
+    vectors = torch.randn(LAYERS, HEADS, 32 // HEADS, generator=torch.Generator().manual_seed(5))
+
+    def direction(place: Any) -> Any:
+        return cw.add(vectors[place.layer, place.part["head"]], 3.0)
+
+    def hook(layer: int, head: int) -> Any:
+        def change(old: Tensor) -> Tensor:
+            shown = old.view(*old.shape[:2], HEADS, -1)
+            shown[:, :, head] += 3.0 * vectors[layer, head]
+            return old
+
+        return change
+
+    sites = cw.cells(cw.sites("z", layer=":", head=":"), source_at=direction)
+    result = swept(sites, evaluator)
+    assert result.axes == ("layer", "head")
+    expected = [hooked({("z", n): hook(n, head)}) for n in range(LAYERS) for head in range(HEADS)]
+    assert_alike(result.per_prompt[0], torch.stack(expected))
+    again = tiny("gpt2").planned(SweepPlan.from_json(result.plan.to_json())).run(evaluator=evaluator)
+    assert torch.equal(again.values, result.values)
+
+
+def test_a_function_of_a_place_needs_a_selector_and_gives_a_source() -> None:
+    with pytest.raises(SweepError, match="for each place of a selector"):
+        cw.cells(STEERED, source_at=lambda place: 0.0)
+    with pytest.raises(SweepError, match="one"):
+        cw.cells(STEERED)
+    with pytest.raises(SweepError, match="gave None for"):
+        swept(cw.cells(cw.sites("z", layer=":"), source_at=lambda place: None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeGuard
@@ -100,16 +100,59 @@ class SourcedCell:
         return f"cell({' + '.join(map(str, self.places))}{named})"
 
 
+class Sources(Mapping[str, Any]):
+    """Sources by label that lie along an axis of a sweep: `cw.add(vector, scale=[0.5, 1, 2])`."""
+
+    def __init__(self, sources: Mapping[str, Any], axis: str) -> None:
+        self.axis, self._sources = axis, MappingProxyType(dict(sources))
+
+    def __getitem__(self, label: str) -> Any:
+        """The source with that label."""
+        return self._sources[label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} sources by {self.axis}: {', '.join(self)}"
+
+
+class SourceAt:
+    """A function that gives the source of a place, called once for each; `found` is what it gave."""
+
+    def __init__(self, function: Callable[[Place], Any] | None, found: Mapping[Place, Any]) -> None:
+        self._function, self.found = function, dict(found)
+
+    def __call__(self, place: Place) -> Any:
+        """The source of a place."""
+        if place not in self.found and self._function is not None:
+            self.found[place] = self._function(place)
+        source = self.found.get(place)
+        if source is None:
+            raise SweepError(f"source_at gave None for {place}: give a tensor, a run, or an intervention.")
+        return source
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SourcedCells(_Summand):
-    """A world for each of several sources, by label, at places or at each cell of a selector."""
+    """A world for each of several sources, by label, at places or at each cell of a selector.
+
+    With `at`, each cell of a selector has the source that the function gives for its place, and there is no
+    axis besides the selector's.
+    """
 
     of: Selector | tuple[Place, ...]
     sources: Mapping[str, Any]
     axis: str = "label"
+    at: SourceAt | None = None
 
     def __repr__(self) -> str:
         of = repr(self.of) if isinstance(self.of, Selector) else " + ".join(map(str, self.of))
+        if self.at is not None:
+            return f"cells({of}, source_at=...)"
         return f"cells({of}, {len(self.sources)} sources by {self.axis})"
 
 
@@ -364,13 +407,32 @@ def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = ""
 
 @checked
 def cells(
-    place: PlaceLike | Iterable[PlaceLike] | Selector, *, sources: Mapping[Any, Any], axis: str = "label"
+    place: PlaceLike | Iterable[PlaceLike] | Selector,
+    *,
+    sources: Mapping[Any, Any] | None = None,
+    axis: str = "label",
+    source_at: Callable[[Place], Any] | None = None,
 ) -> SourcedCells:
     """A world for each of several sources at one place: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
 
     The result has one axis for them, with their labels; with a selector in place of a place, the selector's
     axes come before it. `axis` is what that axis is called. See `cell` for what a source can be.
+
+    With `source_at` in place of `sources`, each place of a selector has the source that the function gives
+    for it, and the result has the selector's own axes:
+    `cw.cells(cw.sites("z", layer=":", head=":"), source_at=lambda place: cw.add(v[place.layer]))`.
     """
+    if (sources is None) == (source_at is None):
+        raise SweepError("cw.cells takes `sources`, by label, or `source_at`, a function of a place: one.")
+    if sources is None:
+        if not isinstance(place, Selector):
+            raise SweepError(
+                f"source_at gives a source for each place of a selector, and {describe(place)} is none: "
+                "write `cw.sites(...)`, or `cw.cell(place, source=...)` for one place."
+            )
+        return SourcedCells(place, MappingProxyType({}), at=SourceAt(source_at, {}))
+    if isinstance(sources, Sources) and axis == "label":
+        axis = sources.axis
     if not sources:
         raise SweepError("cw.cells without sources: give at least one, by label.")
     labels = [str(label) for label in sources]
@@ -388,6 +450,24 @@ def cells(
         )
     of = place if isinstance(place, Selector) else _places(place)
     return SourcedCells(of, MappingProxyType(dict(zip(labels, sources.values(), strict=True))), axis)
+
+
+def with_sources(given: Selectors, sources: Sources) -> Selectors:
+    """Each cell of selectors with each of the sources. Raises SweepError for cells that have their own."""
+    parts: list[Part] = []
+    for part in given.parts:
+        groups = part if isinstance(part, tuple) else ()
+        if isinstance(part, Selector):
+            parts.append(cells(part, sources=sources))
+            continue
+        places = [[one for one in group if isinstance(one, Place)] for group in groups]
+        if not groups or any(len(own) < len(group) for own, group in zip(places, groups, strict=True)):
+            raise SweepError(
+                f"{sources!r} are an axis of selectors and places, and {part!r} is neither. Give the sweep "
+                "one source, or each cell its own."
+            )
+        parts += [cells(own, sources=sources) for own in places]
+    return Selectors(tuple(parts), given.from_end)
 
 
 @checked

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from conewise.anatomy.axes import Selection, resolved
 from conewise.anatomy.padding import hides_some, shown_entries, shown_rows
 from conewise.anatomy.places import Place, SourcedPlace
+from conewise.anatomy.selectors import Sources
 from conewise.anatomy.sites import WHERE, Located
-from conewise.arguments import NonNegative, checked
+from conewise.arguments import NonNegative, checked, expect
 from conewise.errors import NAN_OF_PADDING, PatchError, SweepError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
@@ -118,9 +119,19 @@ def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
     return Keyed(function, expect_key(key, PatchError))
 
 
+@overload
+def add(vector: Tensor, scale: float = 1.0) -> Intervention: ...
+@overload
+def add(vector: Tensor, scale: Sequence[float]) -> Sources: ...
 @checked
-def add(vector: Tensor, scale: float = 1.0) -> Intervention:
-    """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape."""
+def add(vector: Tensor, scale: float | Sequence[float] = 1.0) -> Intervention | Sources:
+    """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape.
+
+    A list of scales is an axis `scale` of a sweep, with a world for each of them at each place:
+    `model.sweep(sites, base=base, source=cw.add(vector, scale=[-1, 0, 2]), metric=metric)`.
+    """
+    if isinstance(scale, Sequence):
+        return _by_scale(vector, scale)
     _expect_dense(vector, "the vector to add")
     if vector.is_complex():
         raise PatchError(
@@ -137,6 +148,15 @@ def add(vector: Tensor, scale: float = 1.0) -> Intervention:
         shift=vector,
         scale=scale,
     )
+
+
+def _by_scale(vector: Tensor, scales: Sequence[float]) -> Sources:
+    """The vector at several scales. Raises PatchError for none, and for one that is named twice."""
+    numbers = [expect("scale", one, "float") for one in scales]
+    labels = [f"{one:g}" for one in numbers]
+    if not numbers or len(set(labels)) < len(labels):
+        raise PatchError(f"scale={list(scales)!r}: give at least one scale, and each once.")
+    return Sources({label: add(vector, one) for label, one in zip(labels, numbers, strict=True)}, "scale")
 
 
 def _expect_dense(value: Tensor, what: str) -> None:
@@ -507,6 +527,10 @@ def as_intervention(given: Any, model: Captured) -> Intervention:
         return Intervention("zero", _zeros, ("zero",), whole=_zeros, written=_nothing_written)
     if isinstance(given, str) and given == "mean":
         return Intervention("mean", _own_mean, ("mean",), whole=_own_mean, written=_mean_written)
+    if isinstance(given, Sources):
+        raise PatchError(
+            f"{given!r} are an axis of a sweep, `model.sweep(..., source=...)`; here one source is meant."
+        )
     if callable(given):
         name = getattr(given, "__name__", "function")
         written = partial(_function_written, given)

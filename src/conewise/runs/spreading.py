@@ -252,6 +252,11 @@ class _Spreading:
             name = "+".join(dict.fromkeys(place.name for place in part.of))
             of = Spread(name, (), (), (Cell(part.of, selector, MappingProxyType(at)),))
         cells = []
+        if part.at is not None:
+            for cell in of.cells:
+                (place,) = cell.places
+                cells.append(Cell((self._sourced(place, part.at(place), ""),), selector, cell.at))
+            return Spread(of.name, of.axes, of.coordinates, tuple(cells))
         for cell in of.cells:
             for number, (label, source) in enumerate(part.sources.items()):
                 places = tuple([self._sourced(place, source, label) for place in cell.places])

@@ -21,8 +21,10 @@ from conewise.anatomy.selectors import (
     SelectorLike,
     SourcedCell,
     SourcedCells,
+    Sources,
     Spread,
     as_selectors,
+    with_sources,
 )
 from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
@@ -131,6 +133,8 @@ class Sweep(Runnable[Result]):
         expect_precision(precision, next(elsewhere, self.facts.device), self.facts.dtype)
         self.precision = precision
         self.selectors = as_selectors(sites)
+        if isinstance(source, Sources):
+            self.selectors, source = with_sources(self.selectors, source), None
         self.metrics = tuple(
             as_metric(one, model) for one in (metric if isinstance(metric, list | tuple) else [metric])
         )

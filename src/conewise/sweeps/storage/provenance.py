@@ -15,7 +15,7 @@ import torch
 
 from conewise.anatomy.edges import Edges
 from conewise.anatomy.places import EdgePlace, Place
-from conewise.anatomy.selectors import Pairs, Part, Selector, Selectors, SourcedCell, SourcedCells
+from conewise.anatomy.selectors import Pairs, Part, Selector, Selectors, SourceAt, SourcedCell, SourcedCells
 from conewise.errors import Argument, IdentityError, SweepError
 from conewise.jobs.digests import fingerprint, inputs_digest, program_digest
 from conewise.jobs.identity import identified
@@ -383,6 +383,9 @@ def _selector_to_plain(part: Part, number: Callable[[Any], int]) -> Any:
             if isinstance(whole, Selector)
             else [_place_to_plain(place) for place in whole]
         )
+        if part.at is not None:
+            found = [[_place_to_plain(place), number(one)] for place, one in part.at.found.items()]
+            return {"cells": of, "at": found}
         sources = [[label, number(one)] for label, one in part.sources.items()]
         return {"cells": of, "sources": sources, "axis": part.axis}
     if isinstance(part, Pairs):
@@ -403,8 +406,11 @@ def _selector(plain: Any, sources: Sequence[Any]) -> Part:
         return Edges(tuple(map(_edge_place, places)), writers, readers)
     if isinstance(plain, Mapping) and "cells" in plain:
         of = plain["cells"]
-        named = {str(label): sources[number] for label, number in plain["sources"]}
         where = _plain_selector(of) if isinstance(of, Mapping) else tuple(map(_place, of))
+        if "at" in plain:
+            found = {_place(place): sources[number] for place, number in plain["at"]}
+            return SourcedCells(where, {}, at=SourceAt(None, found))
+        named = {str(label): sources[number] for label, number in plain["sources"]}
         return SourcedCells(where, named, plain["axis"])
     if isinstance(plain, Mapping) and "pairs" in plain:
         parts = tuple(_selector(one, sources) for one in plain["pairs"])
