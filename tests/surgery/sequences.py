@@ -73,6 +73,14 @@ def grafted(network: Network, draw: random.Random) -> Step:
     return lambda s: s.graft(path, block), Act("out", path, block)
 
 
+def grafted_inside(network: Network, draw: random.Random) -> Step:
+    """At what heads or neurons write, which a module shows as its input alone."""
+    kind, paths, width = draw.choice([("z", network.z, WIDTH), ("post", network.neurons, INNER)])
+    layer = draw.randrange(network.layers)
+    place, block = cw.site(kind, layer=layer, stack=network.stack), Bottleneck(width, draw.randrange(99))
+    return lambda s: s.graft(place, block), Act("in", paths.format(layer), block)
+
+
 def grafted_on_edge(network: Network, draw: random.Random) -> Step:
     writer, reader = draw.choice(network.edges)
     layer = network.layers - 1 if "{}" not in reader else draw.randrange(network.layers)
@@ -116,6 +124,7 @@ KINDS: dict[str, Callable[[Network, random.Random], Step]] = {
     "prune a value": pruned_whole,
     "prune features": pruned_features,
     "graft": grafted,
+    "graft inside": grafted_inside,
     "graft on an edge": grafted_on_edge,
     "redefine": redefined,
     "weight": reweighted,
@@ -125,7 +134,7 @@ KINDS: dict[str, Callable[[Network, random.Random], Step]] = {
 
 def allowed(network: Network) -> list[str]:
     """The kinds that a network has places for."""
-    lacking = set() if network.z else {"prune heads", "prune neurons", "splice"}
+    lacking = set() if network.z else {"prune heads", "prune neurons", "graft inside", "splice"}
     return [kind for kind in KINDS if kind not in lacking and (network.edges or kind != "graft on an edge")]
 
 
@@ -207,7 +216,9 @@ def compare(name: str, seed: int) -> str:
         if measured(programs, inputs) != (tuple(planned), whole):
             return f"the ledger counts {measured(programs, inputs)}, and the plan {planned}, {whole}"
     path = draw.choice(network.outs).format(draw.randrange(network.layers))
-    work = draw.choice(["sweep", "serial sweep", "fork", "gradient", "verify"])
+    work = draw.choice(["sweep", "serial sweep", "fork", "gradient", "verify", *["heads"] * bool(network.z)])
+    if work == "heads":
+        return by_heads(made, theirs, network, given, seed)
     try:
         made.locate(path)
     except ConewiseError:
@@ -269,6 +280,47 @@ def by_sweep(
     if result.ledger.node_evaluations != result.plan.node_evaluations:
         return "the ledger is not what the plan said"
     return ""
+
+
+def by_heads(made: Model, theirs: nn.Module, network: Network, given: dict[str, Any], seed: int) -> str:
+    """A sweep over the heads of a layer, or over neurons, each replaced by that of another run."""
+    draw = random.Random(seed)
+    kind, paths, count, width = draw.choice(
+        [("z", network.z, HEADS, WIDTH), ("post", network.neurons, 3, INNER)]
+    )
+    layer, other = draw.randrange(network.layers), network.example(seed + 2)
+    place = cw.site(kind, layer=layer, stack=network.stack)
+    path, each = paths.format(layer), width // HEADS if kind == "z" else 1
+    try:
+        made.locate(place)
+    except ConewiseError:
+        return ""  # it was pruned or redefined
+    seen: list[Tensor] = []
+
+    def see(x: Tensor) -> Tensor:
+        seen.append(x.clone())
+        return x
+
+    def put(x: Tensor, number: int) -> Tensor:
+        x, part = x.clone(), slice(number * each, (number + 1) * each)
+        x[..., part] = seen[0][..., part]
+        return x
+
+    outputs(operated(theirs, [Act("in", path, see)]), other)
+    if not seen:
+        return ""  # nothing calls it any more
+    axis = {"head": ":"} if kind == "z" else {"neuron": [0, 1, 2]}
+    cells = cw.sites(kind, layer=layer, stack=network.stack, **axis)
+    result = made.sweep(cells, base=made.run(**given), source=made.run(**other), metric=metric).run()
+    found = result.per_prompt.reshape(count, -1)
+    for number in range(count):
+        act = Act("in", path, partial(put, number=number))
+        with torch.no_grad():
+            expected = metric(returned(operated(theirs, [act]), given))
+        if far := apart(found[number], expected):
+            return f"{kind} {number} of layer {layer} is {far:.2g} apart"
+    checked = result.verify(n=2)
+    return "" if checked.ok else f"a sweep of {kind} fails its check: {checked}"
 
 
 def by_fork(

@@ -54,6 +54,29 @@ def test_random_surgeries_are_what_hooks_and_replaced_submodules_make(network: s
     assert list(failures((network, seed) for seed in (1, 2))) == []
 
 
+@pytest.mark.parametrize(
+    ("network", "kind", "stack", "width"),
+    [("gpt2", "z", "", 16), ("tiny", "post", "", 24), ("t5", "cross_z", "decoder", 16)],
+)
+def test_a_sweep_behind_what_was_put_into_a_modules_input_is_checked(
+    network: str, kind: str, stack: str, width: int
+) -> None:
+    """What a block makes there is its own output; at the input of the module, patches come before it."""
+    place = cw.site(kind, layer=0, stack=stack)
+    axis = "neuron" if kind == "post" else "head"
+    surgery = (
+        cw.Surgery()
+        .graft(place, Bottleneck(width, 3))
+        .prune(cw.site(kind, layer=0, stack=stack, **{axis: 1}))
+    )
+    operated = surgery.apply(double(network))
+    base, source = (operated.run(**NETWORKS[network].example(seed)) for seed in (1, 2))
+    cells = cw.sites(kind, layer=0, stack=stack, **{axis: [0, 2]})
+    result = operated.sweep(cells, base=base, source=source, metric=lambda out: out.logits[:, -1, 3]).run()
+    assert result.table.abs().min() > 0
+    assert result.verify(n=2).ok
+
+
 def test_an_operated_model_is_swept_and_checked_by_the_module_as_operated() -> None:
     operated = three_steps().apply(plain())
     result = small.sweep_over(operated).run()

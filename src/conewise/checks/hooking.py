@@ -235,6 +235,10 @@ class HookedModule:
             return called(self._module, self._program, call)
 
 
+PUT_IN = frozenset({"Grafted", "Pruned", "Splice"})
+"""The types of modules that act by hooks of their own: what splices and surgeries put in."""
+
+
 def boundaries(
     program: Program, node: str, only: Collection[str] | None = None, *, is_exact: bool = False
 ) -> Iterator[Boundary]:
@@ -245,7 +249,9 @@ def boundaries(
     readers = program.readers[node]
     made_under = program.record_of[node].modules if node in program.record_of else ()
     is_returned = Ref(node) in program.outputs
-    for port in program.ports:
+    # At a reader's input, what was put in acts behind all other hooks: there its result is not seen yet.
+    ports = sorted(program.ports, key=lambda port: port.type_name not in PUT_IN or node not in port.outputs)
+    for port in ports:
         inside = sum(port.call in reader.modules for reader in readers)
         if node in port.outputs and port.call in made_under and not inside and not is_exact:
             yield Boundary(port.call, is_output=True)
