@@ -21,9 +21,12 @@ from conewise.anatomy.wiring import Wiring
 from conewise.program.records import (
     ADDITIONS,
     CASTS,
+    CHOICES,
     NORMS,
+    NUMBER_KEEPING,
     REARRANGEMENTS,
     SELECTIONS,
+    SOFTMAX,
     ModuleCall,
     Record,
     Ref,
@@ -106,6 +109,25 @@ def _gate(wiring: Wiring, post: str, edges: list[str]) -> tuple[str, str] | None
     return (next(e for e in edges if e != plain[0]), plain[0]) if len(plain) == 1 else None
 
 
+def find_router(wiring: Wiring, branch: Branch) -> dict[str, str]:
+    """router_logits, and expert_weights where a softmax or a sigmoid makes shares of them before the choice.
+
+    Empty where experts are not chosen once, from numbers that one projection of each position gives.
+    """
+    choices = [record for record in branch.records if record.op in CHOICES]
+    if len(choices) != 1:
+        return {}
+    (weights,) = wiring.operands(choices[0])
+    above = list(wiring.upward(weights, wiring.is_linear))
+    logits = [record for record in above if wiring.is_linear(record)]
+    between = [record for record in above if record not in logits and record.op not in NUMBER_KEEPING]
+    if len(logits) != 1 or any(not is_light(one) and one.op not in SOFTMAX for one in between):
+        return {}
+    found = {"router_logits": logits[0].name}
+    shares = len(between) == 1 and between[0].op in SOFTMAX | {"sigmoid"}
+    return {**found, "expert_weights": weights} if shares else found
+
+
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
 _ORDER = (
     "attn_out",
@@ -118,6 +140,8 @@ _ORDER = (
     "pre",
     "pre_linear",
     "post",
+    "router_logits",
+    "expert_weights",
 )
 
 
@@ -410,6 +434,15 @@ class Naming:
     def _name_neurons(self, mlp: Term) -> None:
         if mlp.is_routed:
             self._miss(["pre", "post"], "the MLP is a mixture of experts, each with neurons of its own")
+            router = find_router(self._wiring, self._branch(mlp.node))
+            self.nodes |= router
+            if not router:
+                self._miss(
+                    ["router_logits", "expert_weights"], "experts are not chosen once by one projection"
+                )
+            elif len(router) == 1:
+                why = "experts are chosen from the router_logits, or a bias is added first"
+                self._miss(["expert_weights"], why)
             return
         neurons = find_neurons(self._wiring, self._branch(mlp.node))
         self.nodes |= neurons

@@ -25,7 +25,10 @@ from conewise.errors import EdgeError, SiteError, SweepError, describe
 
 Choice = int | str | Sequence[int]
 
-AXES = ("layer", "head", "kv_head", "pos", "query_pos", "key_pos", "neuron", "latent", "d", "batch")
+AXES = (
+    *("layer", "head", "kv_head", "expert", "pos", "query_pos", "key_pos"),
+    *("channel", "state", "neuron", "latent", "d", "batch"),
+)
 """The axes that can be spread out, in the order in which results show them.
 
 `d` are the features of the residual stream or of a head. Sites of modules have `dim1`, `dim2`, ... besides.
@@ -214,10 +217,10 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
     The name may say some of it: `sites("z[layer=2, head=:]")`; `sites("z.*", head=":")` is short for
-    `sites("z", layer=":", head=":")`. Each of layer, head, kv_head, pos, query_pos, key_pos, neuron, latent,
-    d and batch (and dim1, dim2, ... of a module's site) is a number, a list of numbers, a range, or a slice,
-    which may be a string: ":" is all, "2:5" is 2, 3, 4. Along an axis with a plain number lies no axis of
-    the result. Selectors add up: `sites(...) + sites(...)`.
+    `sites("z", layer=":", head=":")`. Each of layer, head, kv_head, expert, pos, query_pos, key_pos, channel,
+    state, neuron, latent, d and batch (and dim1, dim2, ... of a module's site) is a number, a list of
+    numbers, a range, or a slice, which may be a string: ":" is all, "2:5" is 2, 3, 4. An axis that is given a
+    plain number is no axis of the result. Selectors add up: `sites(...) + sites(...)`.
     """
     if (kind := name.removesuffix(".*")) != name and "." not in kind and "layer" not in choices:
         name, choices = kind, {**choices, "layer": ":"}

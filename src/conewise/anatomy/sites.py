@@ -15,6 +15,7 @@ from conewise.anatomy.attention_axes import natural_axes
 from conewise.anatomy.axes import Axes, Axis, Selection, View, regroup, resolved, view_of
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
+from conewise.anatomy.recurrence import READ, WRITE, find_recurrences
 from conewise.anatomy.residual_names import FINAL_SCALE, SCALES, Layer, final_scale, find_layers, scale_of
 from conewise.anatomy.wiring import Wiring
 from conewise.errors import MissingSiteError, PatchError, Piece, describe, nearest
@@ -91,6 +92,11 @@ DICTIONARY = "dictionary"
 
 STREAM = ("batch", "pos", "d_model")
 NEURONS = ("batch", "pos", "neuron")
+EXPERTS = ("batch", "pos", "expert")
+_NATURAL = {
+    **dict.fromkeys(("pre", "pre_linear", "post"), NEURONS),
+    **dict.fromkeys(("router_logits", "expert_weights"), EXPERTS),
+}
 
 WHERE: Mapping[str, str] = {
     "resid_pre": "the residual stream as it enters the layer, before the layer's first norm",
@@ -111,6 +117,10 @@ WHERE: Mapping[str, str] = {
     "result": "each head's share of the output projection, without its bias; computed from z",
     "pre": "the neurons before the activation (of the gate, in a gated MLP)",
     "pre_linear": "the neurons of a gated MLP that are not activated, before the product",
+    "router_logits": "what the router of a mixture of experts gives each expert, as projected",
+    "expert_weights": "their softmax or sigmoid, which the router chooses experts from, before it chooses",
+    WRITE: "what each position adds to the state of a state-space model, for each channel: B̄·x in Mamba",
+    READ: "the weights with which the output reads each entry of that state: C in Mamba",
     "ln1_scale": "what the norm that attention reads multiplies with: 1/√(mean square + ε); not in lists",
     "ln2_scale": "what the norm that the MLP reads multiplies with, likewise",
     "ln_final_scale": "what the norm that the unembedding reads multiplies with, likewise",
@@ -134,6 +144,7 @@ _HOOKS = {
     **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
     **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
     **{kind: f"mlp.hook_{kind}" for kind in ("pre", "pre_linear", "post")},
+    **{kind: f"mlp.hook_{kind}" for kind in ("router_logits", "expert_weights")},
 }
 
 
@@ -178,6 +189,10 @@ class SiteTable:
                 self._by_name[site.name] = site
                 self._by_kind[site.kind, site.stack, site.layer or 0] = site
             self._note_missing(layer)
+        for one in find_recurrences(self._wiring):
+            for kind, (node, view) in one.nodes.items():
+                site = Site(_name(kind, "", one.layer), kind, node, view, one.layer)
+                self._by_name[site.name] = self._by_kind[kind, "", one.layer] = site
         self._add_modules_and_operations(program)
 
     def _add_modules_and_operations(self, program: Program) -> None:
@@ -352,6 +367,8 @@ class SiteTable:
                 f"this model has the stacks {', '.join(map(repr, stacks))}; say which one with stack=."
             )
         known = sorted({layer.number for layer in self.model_layers if layer.stack == stack})
+        if kind_or_name in {WRITE, READ}:
+            known = list(self.layers(kind_or_name, stack))
         if layer < 0 and known:
             layer += known[-1] + 1
         site = self._by_kind.get((kind_or_name, stack, layer))
@@ -463,8 +480,7 @@ def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
         return Site(name, kind, node, view, layer.number, layer.stack, result)
 
     for kind, node in layer.nodes.items():
-        natural = NEURONS if kind in {"pre", "pre_linear", "post"} else STREAM
-        yield site(kind, node, _stream_view(wiring, layer, node, natural))
+        yield site(kind, node, _stream_view(wiring, layer, node, _NATURAL.get(kind, STREAM)))
     for prefix, attention in (("", layer.attention), ("cross_", layer.cross)):
         if attention is None:
             continue
