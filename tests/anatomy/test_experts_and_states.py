@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def mamba() -> tuple[nn.Module, cw.Model]:
 def _measured(module: nn.Module) -> Tensor:
     with torch.no_grad():
         logits = module(**INPUTS, use_cache=False).logits[:, -1]
-    return logits[:, 3].double() - logits[:, 7].double()
+    found: Tensor = logits[:, 3].double() - logits[:, 7].double()
+    return found
 
 
 @contextmanager
@@ -93,6 +95,14 @@ def _without(tensor: Tensor, number: int, value: float) -> Tensor:
     return fresh
 
 
+def _share_off(expert: int, _: Tensor, shares: Tensor) -> Tensor:
+    return _without(shares, expert, 0.0)
+
+
+def _logit_off(expert: int, logits: Tensor, _: Tensor) -> Tensor:
+    return _without(logits, expert, -torch.inf).softmax(-1)
+
+
 def test_switching_off_each_expert_of_each_layer_is_one_sweep(mixture: Any) -> None:
     module, model = mixture
     sites = cw.sites("expert_weights", layer=":", expert=":")
@@ -105,10 +115,10 @@ def test_switching_off_each_expert_of_each_layer_is_one_sweep(mixture: Any) -> N
         gate = module.model.layers[layer].mlp.gate
         for expert in range(4):
             number = 4 * layer + expert
-            with _hooked(gate, _routing(gate, lambda _, w, e=expert: _without(w, e, 0.0))):
+            with _hooked(gate, _routing(gate, partial(_share_off, expert))):
                 expected = _measured(module).mean()
             assert torch.allclose(result.values.flatten()[number], expected, atol=1e-5), (layer, expert)
-            with _hooked(gate, _routing(gate, lambda x, _, e=expert: _without(x, e, -torch.inf).softmax(-1))):
+            with _hooked(gate, _routing(gate, partial(_logit_off, expert))):
                 expected = _measured(module).mean()
             assert torch.allclose(barred.values.flatten()[number], expected, atol=1e-5), (layer, expert)
             moved.add(round(float(result.values.flatten()[number]), 5))
