@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -13,8 +13,9 @@ import torch
 from conewise.anatomy.places import as_place
 from conewise.anatomy.sites import Located
 from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
-from conewise.program.tensors import Tensor, computing
+from conewise.program.tensors import Tensor, recording
 from conewise.program.walk import bitwise_same, field_names
+from conewise.runs.found_parameters import trained_by
 from conewise.runs.gradients import Tape, node_of, shown_gradient
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
@@ -297,21 +298,40 @@ def _pairs(given: Any) -> Hooks:
     return pairs
 
 
-def hooked(run: Run, table: HookTable, changes: Mapping[str, Change]) -> Reading:
-    """The values of a run in which named values are `changes` of what they are; the run stays as it is."""
+class _HookedReading(Reading):
+    """The values of a run under hooks; with `has_parameters` they have gradients by those of the hooks."""
+
+    has_parameters = False
+
+    @property
+    def _is_recorded(self) -> bool:
+        """True if values have gradients."""
+        return self.has_parameters
+
+
+def hooked(
+    run: Run, table: HookTable, changes: Mapping[str, Change], functions: Iterable[Any] = ()
+) -> Reading:
+    """The values of a run in which named values are `changes` of what they are; the run stays as it is.
+
+    `functions` are those that make the changes: where one has parameters, values have gradients by them.
+    """
     model = run.model
-    reading = Reading(model, run.world.fork(), run._sizes, run)
+    reading = _HookedReading(model, run.world.fork(), run._sizes, run)
     edits = [(as_place(place), change) for place, change in table.edits(changes)]
     located = {place: model.locate(place) for place, _ in edits}
     numbers = {place: model.graph.number(node_of(found)) for place, found in located.items()}
     order = {number: i for i, number in enumerate(model.graph.table.sorted(set(numbers.values())))}
-    with run.checked_once():
+    reading.has_parameters = any(trained_by(one, model.module) for one in functions)
+    with run.checked_once(), recording() if reading.has_parameters else nullcontext():
         # Stable: at one node, what stands first in the table comes first.
         for place, change in sorted(edits, key=lambda edit: order[numbers[edit[0]]]):
             found, present = located[place], reading.read(place)
-            changed = new_part(change, present.detach(), found, place)
-            if not bitwise_same(changed, present):
-                value = _replaced(reading, found, present, changed.detach())
+            present = present if reading.has_parameters else present.detach()
+            changed = new_part(change, present, found, place)
+            if changed.requires_grad or not bitwise_same(changed, present):
+                changed = changed if reading.has_parameters else changed.detach()
+                value = _replaced(reading, found, present, changed)
                 reading.world.patch(node_of(found), value)
     return reading
 
@@ -319,7 +339,7 @@ def hooked(run: Run, table: HookTable, changes: Mapping[str, Change]) -> Reading
 def _replaced(reading: Reading, found: Located, present: Tensor, changed: Tensor) -> Tensor:
     """The value of the node at which a site is changed."""
     value: Tensor = reading.demand([node_of(found)])[0]
-    with computing():
+    with reading._evaluating():
         if found.result is None:
             return found.view.replace(value, {}, changed, reading._sizes)
         added: torch.Tensor = (changed - present).sum(2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -261,7 +262,7 @@ class HookedModel(HookRegistry, HookedText):
         if not changes:
             return run
         # Once by themselves: what they read of caches is at hand then, in the middle of a world's demand.
-        hooked(run, self.table, changes)
+        hooked(run, self.table, changes, self._functions(changes))
         world = run.fork()
         for place, change in self.table.edits(changes):
             world.patch(place, change)
@@ -289,7 +290,11 @@ class HookedModel(HookRegistry, HookedText):
             for name in self.table
             if name in points or (name in shared and name in wanted)
         }
-        return hooked(run, self.table, changes), recorded
+        return hooked(run, self.table, changes, self._functions(points)), recorded
+
+    def _functions(self, names: Iterable[str]) -> list[Any]:
+        """The functions that are called with values of these names."""
+        return [handle.function for name in names for handle in self.hook_dict[name].fwd_hooks]
 
     def _gradients(self, tokens: Tensor, names: list[str], return_type: str | None) -> dict[str, Tensor]:
         """The gradients of the loss by sites, by their names with "_grad" behind."""
@@ -340,7 +345,8 @@ class HookedModel(HookRegistry, HookedText):
             return reading.read(("resid_pre", before)).clone()
         if before is not None:
             return reading.read(("resid_post", before - 1)).clone()
-        return _returned(reading.logits.clone(), tokens, return_type, per_token)
+        with recording() if reading._is_recorded else nullcontext():
+            return _returned(reading.logits.clone(), tokens, return_type, per_token)
 
     def _run(self, tokens: Tensor) -> Run:
         """The run of these tokens: a kept one where there is one, of the weights that the module has now."""

@@ -40,6 +40,11 @@ def recordable(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
+def as_constant(value: Any) -> Any:
+    """The same value, for autograd: without its gradient where it is a weight, of which there is one."""
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad and value.is_leaf else value
+
+
 def copy_of(value: Tensor) -> Tensor:
     """A copy that shares no memory with `value`, of the same strides."""
     return value.detach().clone()

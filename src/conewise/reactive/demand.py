@@ -105,12 +105,18 @@ class RuleFailedError(Exception):
         self.node = node
 
 
-def compute(steps: Steps, values: Store, rules: Rules, inputs: Inputs) -> None:
-    """Do: call the rule of each node on the values that it reads.
+Lend = Callable[[Any], Any]
+"""Gives what a rule reads in place of a value that was there before."""
+
+
+def compute(steps: Steps, values: Store, rules: Rules, inputs: Inputs, lend: Lend | None = None) -> None:
+    """Do: call the rule of each node on the values that it reads; in a fork, on what `lend` makes of those.
 
     A world calls rules here, and with a cutoff in `compute_with_cutoff`; nowhere else.
     """
     known = _known(steps, values)
+    if lend is not None and known is not values:
+        known = {site: lend(value) for site, value in known.items()}  # type: ignore[union-attr]
     node = -1
     try:
         for node in steps.nodes:

@@ -30,6 +30,7 @@ from conewise.reactive.changes import (
 )
 from conewise.reactive.demand import (
     Inputs,
+    Lend,
     Plan,
     RuleFailedError,
     Rules,
@@ -97,6 +98,8 @@ class World:
         self._parent: World | None = parent
         self._keep_sites = keep_sites
         self._listeners: list[Listener] = []
+        self.lend: Lend | None = None
+        """In a fork: what rules get in place of a value that was there before they were called."""
         self._state: State = State(graph, None if parent is None else parent._state, same, self._record)
 
     @classmethod
@@ -320,7 +323,7 @@ class World:
         done: Sequence[int] = steps.nodes
         try:
             if state.same is None:
-                compute(steps, state.values, rules, inputs)
+                compute(steps, state.values, rules, inputs, self.lend)
             else:
                 compute_with_cutoff(
                     steps.nodes, state.values, rules, inputs, state.memos, state.same, cut_off

@@ -21,7 +21,7 @@ from conewise.arguments import NonNegative, checked, expect
 from conewise.errors import NAN_OF_PADDING, PatchError, SweepError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
-from conewise.program.tensors import Tensor, copy_of, has_nan, mean_of, sum_of
+from conewise.program.tensors import Tensor, copy_of, has_nan, mean_of, recording, sum_of
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import inputs_like
@@ -138,10 +138,12 @@ def add(vector: Tensor, scale: float | Sequence[float] = 1.0) -> Intervention | 
             f"the vector to add is {vector.dtype}, and its imaginary part would be lost; give a real one, "
             "`vector.real`."
         )
-    vector = copy_of(vector)
+    with recording():
+        live = vector.clone() if vector.requires_grad else copy_of(vector)
+    vector = live.detach()
     return Intervention(
         f"add(scale={scale})",
-        lambda place, _: lambda present: _added(present, vector, scale, str(place)),
+        lambda place, _: lambda present: _added(present, live, scale, str(place)),
         ("add", scale, vector),
         is_function=True,
         written=lambda parts_of, base, _: _added(parts_of(base), vector, scale, "what is written"),

@@ -15,12 +15,13 @@ from conewise.anatomy.selectors import SelectorLike
 from conewise.anatomy.sites import Located
 from conewise.arguments import checked
 from conewise.errors import GradientError, MetricError, NoEffectWarning, OpError, PatchError, warn
-from conewise.program.tensors import Tensor, computing, copy_of, recording
+from conewise.program.tensors import Tensor, computing, copy_of, recording, writes_to
 from conewise.program.walk import described_fields, field_names, output_names
 from conewise.reactive.table import Rule
 from conewise.runs.attention_patterns import AttentionPatterns, attention_patterns
 from conewise.runs.backward_cost import BackwardCost, backward_cost_of
 from conewise.runs.decomposition import Decomposition, decompose
+from conewise.runs.found_parameters import trained_by
 from conewise.runs.glance import Likely, next_tokens, shown_change
 from conewise.runs.gradients import Gradients, Tape, gradients_of
 from conewise.runs.lens import Lens, lens
@@ -171,6 +172,11 @@ class RunWorld(Reading):
     Patches of several parts of one value add up, those of the worlds above included. A part that is
     not patched is what it would have been in this world: if it lies downstream of another patch, it is
     computed again.
+
+    A patch may have parameters: an `nn.Module`, a tensor that requires a gradient, a function that reads
+    either. What depends on such a patch has gradients by the parameters, whatever the caller's grad mode; the
+    model's own weights are constants. Once parameters were written to, by an optimizer say, values are
+    computed anew.
     """
 
     def __init__(self, parent: Reading) -> None:
@@ -190,7 +196,7 @@ class RunWorld(Reading):
         `value`: another run, whose value at the same place is taken; a tensor of exactly the
         part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions that are
         no padding, before this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a
-        function from what the part would have been to what it shall be.
+        function from what the part would have been to what it shall be, which may be an `nn.Module`.
         """
         edits = dict(self._edits)
         places = list(place) if isinstance(place, Places) else [as_place(place)]
@@ -198,11 +204,17 @@ class RunWorld(Reading):
             found = self.model.locate(one)
             whole = self._parent._present(found)
             part = self._part(one, found, value, whole)
+            parameters = trained_by(part if isinstance(value, Intervening) else value, self.model.module)
             if isinstance(part, Tensor):
                 found.expect(part, found.read(whole, self._sizes), one)
-            edit = Edit(one, found, part)
+            edit = Edit(one, found, part, parameters)
             edits[edit.node] = [*edits.get(edit.node, ()), edit]
         self._change(edits)
+
+    def _trained(self) -> tuple[Tensor, ...]:
+        """The parameters of all patches that are in force here."""
+        above = self._parent._trained() if isinstance(self._parent, RunWorld) else ()
+        return (*above, *(one for edit in self._own_edits() for one in edit.parameters))
 
     def restore(self, place: PlaceLike) -> None:
         """Take back all patches that were made in this world at exactly this place."""
@@ -247,7 +259,8 @@ class RunWorld(Reading):
             self.expect_same_weights(value)
             return found.read(whole, value._sizes)
         if isinstance(value, Tensor):
-            return copy_of(value)
+            with recording():
+                return value.clone() if value.requires_grad else copy_of(value)
         if isinstance(value, Intervening):
             with computing():
                 return value.for_world(place, self._parent)
@@ -264,6 +277,14 @@ class RunWorld(Reading):
         )
 
     # -- handing the patches to the engine ---------------------------------------------------
+
+    def _stamp(self) -> tuple[int, ...]:
+        return (*super()._stamp(), *map(writes_to, self._trained()))
+
+    @property
+    def _is_recorded(self) -> bool:
+        """True if something with parameters is patched here or above: values have gradients by them."""
+        return bool(self._trained()) or super()._is_recorded
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
         self._settle()
@@ -326,7 +347,7 @@ class RunWorld(Reading):
                 self.world.patch(node, lambda given: applied_in_turn(values, given, sizes, idle))
                 return
         (present,) = self._parent._values((node,))
-        with computing():
+        with self._evaluating():
             self.world.patch(node, applied_in_turn(own[cover or 0 :], present, sizes, idle))
         if cover is not None and is_reached:
             # The value of the baseline, put where another patch would change it, has an effect.
@@ -355,7 +376,7 @@ class RunWorld(Reading):
                     NoEffectWarning,
                 )
         for edit in self._own_edits():
-            if edit in self._idle and number(edit.node) in support:
+            if edit in self._idle and not edit.parameters and number(edit.node) in support:
                 warn(
                     f"the patch at {edit.place} changes nothing: its value is the old one, bit for bit.",
                     NoEffectWarning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from conewise.anatomy.places import Place, PlaceLike, as_place
 from conewise.anatomy.sites import Located
 from conewise.arguments import expect
 from conewise.errors import PatchError, WeightsChangedError
-from conewise.program.tensors import Tensor, computing, writes_to
+from conewise.program.tensors import Tensor, as_constant, computing, recording, writes_to
 from conewise.program.walk import (
     assembled,
     bitwise_same,
@@ -43,11 +43,12 @@ def new_part(part: Part, present: Tensor, found: Located, place: Place) -> Tenso
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
-    """One patch: a part of a site's value, and what replaces it."""
+    """One patch: a part of a site's value, and what replaces it. `parameters`: what gradients go to in it."""
 
     place: Place
     found: Located
     part: Part
+    parameters: tuple[Tensor, ...] = ()
 
     @property
     def node(self) -> str:
@@ -225,14 +226,14 @@ class Values:
         found = self.model.locate(as_place(place))
         (value,) = self._values((found.node,))
         self._lend([found.node], [value])
-        read = found.read(self._held(found, value), self._sizes)
+        read = self._shown(found, self._held(found, value))
         self._report((found.node if found.result is None else found.result.projection.name,))
         return read
 
     def read(self, place: PlaceLike) -> Tensor:
         """The same, for code that writes to nothing: it is not watched, which would cost a pass over it."""
         found = self.model.locate(as_place(place))
-        return found.read(self._present(found), self._sizes)
+        return self._shown(found, self._present(found))
 
     def value_at(self, node: str) -> Any:
         """The value at a node of the graph, likewise; warns of no patch that it does not depend on."""
@@ -302,16 +303,39 @@ class Values:
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
         """The values at nodes; does not warn of patches without effect."""
         if self._is_trusted:
-            with computing():
-                return self.world.demand(nodes)
+            return self._demanded(nodes)
         self._check_lent()
         self.model.weights.expect_captured()
         before = self._computed()
-        with computing():
-            values = self.world.demand(nodes)
+        values = self._demanded(nodes)
         if self._computed() != before:
             self._check_bits()
         return values
+
+    @property
+    def _is_recorded(self) -> bool:
+        """True if something with parameters is patched here or above: values have gradients by them."""
+        return self._parent is not None and self._parent._is_recorded
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        """The context in which values of this world are computed and read."""
+        return recording() if self._is_recorded else computing()
+
+    def _shown(self, found: Located, value: Tensor) -> Tensor:
+        """Return the part of a site's value that is meant."""
+        if not self._is_recorded:
+            return found.read(value, self._sizes)
+        with recording():
+            return found.read(value, self._sizes)
+
+    def _demanded(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+        if self._parent is not None and self._is_recorded:
+            plan = self.world.plan(nodes)
+            if len(plan.own) < len(plan):  # computed there, where perhaps nothing is recorded
+                self._parent._values(plan.sites[: len(plan) - len(plan.own)])
+            self.world.lend = as_constant
+        with self._evaluating():
+            return self.world.demand(nodes)
 
     def _present(self, found: Located) -> Tensor:
         """The whole site's value here, before a part of it is selected."""
@@ -322,8 +346,8 @@ class Values:
         """Return what the site holds when its node has this value: the value, or what is computed from it."""
         if found.result is None:
             return value
-        (weight,) = self._values((found.result.weight,))
-        with computing():
+        weight = as_constant(self._values((found.result.weight,))[0])
+        with self._evaluating():
             result = found.result.read(value, weight, found.z_view, self._sizes)
             for edit in self._result_edits(found.result.projection.name):
                 result = edit.applied(result, self._sizes)
