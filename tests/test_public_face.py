@@ -54,6 +54,7 @@ def test_the_public_names_are_these() -> None:
         "ops",
         "pairs",
         "prob",
+        "read",
         "resample",
         "site",
         "sites",

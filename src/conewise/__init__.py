@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from conewise.reactive.world import Event, World
     from conewise.runs.dictionaries import dictionary
     from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
-    from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob
+    from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob, read
     from conewise.runs.run import Run
     from conewise.surgery.surgery import Surgery
     from conewise.sweeps.planning.plan import SweepPlan
@@ -86,6 +86,7 @@ __all__ = [
     "ops",
     "pairs",
     "prob",
+    "read",
     "resample",
     "site",
     "sites",
@@ -113,7 +114,7 @@ _NAMES_BY_HOME = {
     "reactive.world": "Event World",
     "runs.dictionaries": "dictionary",
     "runs.interventions": "add intervention masked mean noise resample",
-    "runs.metrics": "cross_entropy kl_to logit logit_diff metric prob",
+    "runs.metrics": "cross_entropy kl_to logit logit_diff metric prob read",
     "runs.run": "Run",
     "surgery.surgery": "Surgery",
     "sweeps.planning.plan": "SweepPlan",

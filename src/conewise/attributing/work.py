@@ -260,7 +260,7 @@ def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts, tail: int) ->
         return None
     layout, rows = shape.layout, shape.records[target].inputs[0]
     pos = layout.pos_dim.get(rows)
-    has_tail = asked.last and pos is not None and pos != layout.batch_dim.get(rows)
+    has_tail = asked.last == asked.targets and pos is not None and pos != layout.batch_dim.get(rows)
     tokens = spec.tokens if asked.columns else ()
     if not has_tail and not tokens:
         return None

@@ -224,7 +224,7 @@ class PrunedForward:
         spec = SweepSpec((), (), (metric,))
         read = readout(swept, spec, shape)
         self._targets = read.targets
-        self._reads_last = read.last and tail_of(swept, (metric,), base.inputs) == 1
+        self._reads_last = read.last == read.targets and tail_of(swept, (metric,), base.inputs) == 1
         self._columns = {node: index_tensor(spec.tokens, shape.device_of(node)) for node, _ in read.columns}
         for node in self._columns:
             vocabulary = (shape.costs.shape(node) or (0,))[-1]

@@ -20,7 +20,15 @@ from conewise.program.records import SIZES, Program, Record
 from conewise.program.tensors import Tensor, recordable, recording
 from conewise.program.walk import Read, WalkStep, assembled, plan_walk
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric, applied, applied_whole, at_run, expect_prompts, nodes_read
+from conewise.runs.metrics import (
+    Metric,
+    applied,
+    applied_to_sites,
+    applied_whole,
+    at_run,
+    expect_prompts,
+    nodes_read,
+)
 from conewise.runs.spreading import spread
 from conewise.runs.values import Edit, applied_in_turn
 
@@ -257,6 +265,21 @@ class Tape:
     ) -> tuple[Tensor, bool]:
         """A metric of values, [prompt], and whether it is one number for all prompts."""
         prompts, targets = self._outputs.prompts(inputs), nodes_read(self._program, metric)
+        if metric.reads:
+            metric = at_run(metric, self.model, inputs, targets[0])
+            outputs = assembled(self._program, values, self.sizes) if metric.whole else None
+            numbers = applied_to_sites(
+                metric,
+                lambda one: one.view.present(values[one.node], self.sizes)[None],
+                prompts,
+                outputs,
+            )[0]
+            if numbers.ndim > 1:
+                raise GradientError(
+                    f"the metric {metric.name!r} is {numbers[0].numel()} numbers, and gradients are of one. "
+                    "Say which (`cw.site(..., latent=7)`), or give a direction: `cw.read(site, direction=v)`."
+                )
+            return numbers, False
         if metric.whole:
             found = metric.compute(assembled(self._program, values, self.sizes))
             is_shared = not isinstance(found, Tensor) or found.ndim == 0

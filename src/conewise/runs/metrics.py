@@ -6,6 +6,9 @@ for those in front of it. Padding is never read: the last position is the last o
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +18,12 @@ import torch
 from torch import Tensor
 
 from conewise.anatomy.attention import attention_argument
+from conewise.anatomy.axes import resolved
 from conewise.anatomy.padding import aligned, length_of, reads_ahead, shown_positions
 from conewise.anatomy.placements import Outputs
-from conewise.anatomy.places import expect_few
-from conewise.arguments import checked
+from conewise.anatomy.places import EdgePlace, Place, PlaceLike, Places, SourcedPlace, as_place, expect_few
+from conewise.anatomy.sites import Located
+from conewise.arguments import Count, checked
 from conewise.errors import MetricError, PromptError, WeightsChangedError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
@@ -52,6 +57,11 @@ class Metric:
     number, in that order. `reference` is what a run that it compares with was computed with.
 
     A metric of texts is none yet: `of_text(tokenizer)` is it.
+
+    A metric that `reads` sites is of their values: `compute` takes, for each of them, the part that its place
+    means, as [world, prompt, ...], and with `whole` all outputs of one world in front of them, which are
+    [prompt, ...] then. `found` is where a model has them. It may be a vector: then `vector` gives its axes
+    behind [world, prompt], of the lengths of the sites.
     """
 
     name: str
@@ -71,6 +81,9 @@ class Metric:
     shown: Callable[[Tensor], Metric] | None = None
     reference: Reference | None = None
     of_text: Callable[[Any], Metric] | None = None
+    reads: tuple[Place, ...] = ()
+    found: tuple[Located, ...] = ()
+    vector: Callable[[Sequence[Mapping[str, int]]], Vector | None] | None = None
 
     def __repr__(self) -> str:
         return f"Metric {self.name}: {self._formula()}"
@@ -87,6 +100,10 @@ class Metric:
         """The computation, as far as it is known."""
         if self.of_text is not None:
             return f"of {', '.join(map(_brief, self.described))}, as the model's tokenizer reads them"
+        if self.reads:
+            kind = self.described[0] if self.described else "a function"
+            outputs = "all outputs and " if self.whole else ""
+            return f"{kind} of {outputs}{', '.join(map(str, self.reads))}"
         if self.whole:
             return "a function of all outputs"
         last = "the last position" if self.pos is None else f"position {_brief(self.pos)}"
@@ -362,10 +379,321 @@ def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
 
 
 @checked
-def metric(function: Callable[[Any], Any], *, key: str, name: str | None = None) -> Metric:
-    """A function of the module's outputs as a metric, under a key of its own: see `conewise.intervention`."""
-    keyed = Keyed(function, expect_key(key, MetricError))
-    return Metric(name or keyed.__name__, keyed, last=False, whole=True)
+def metric(
+    function: Callable[..., Any],
+    *,
+    key: str | None = None,
+    reads: PlaceLike | Places | Sequence[PlaceLike | Places] = (),
+    size: Count | None = None,
+    name: str | None = None,
+) -> Metric:
+    """A function of the module's outputs, and of the values at sites, as a metric.
+
+    It is called as `function(outputs, *values)` for one world at a time, with a value for each place that it
+    `reads`, [prompt, ...] in the natural axes of what the place means. A function that takes as many
+    arguments as there are places is called as `function(*values)`: then outputs are not computed. It returns
+    one number, or one for each prompt; or, where `size` says how many, a vector for each, [prompt, size].
+
+    `key` identifies it in stores, so that a run can be resumed: see `conewise.intervention`.
+    """
+    wanted = function if key is None else Keyed(function, expect_key(key, MetricError))
+    called = getattr(function, "__name__", "metric")
+    named = name or ("metric" if called == "<lambda>" else called)
+    places = _places(reads)
+    if not places and size is None:
+        return Metric(named, wanted, last=False, whole=True)
+    whole = not places or _arguments(function, len(places))
+
+    def compute(*given: Any) -> Any:
+        if whole:
+            return wanted(*given)
+        rows = [_as_numbers(named, wanted(*own), given[0].shape[1], size) for own in zip(*given, strict=True)]
+        return torch.stack(rows)
+
+    def vector(_: Sequence[Mapping[str, int]]) -> Vector | None:
+        return None if size is None else Vector(named, ("entry",), (tuple(range(size)),))
+
+    return Metric(
+        named,
+        compute,
+        last=not whole,
+        whole=whole,
+        described=("function", wanted, *map(str, places)),
+        reads=places,
+        vector=vector,
+    )
+
+
+def _arguments(function: Callable[..., Any], places: int) -> bool:
+    """True if a function takes the outputs too. Raises MetricError where it takes another number."""
+    try:
+        taken = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    if any(one.kind is one.VAR_POSITIONAL for one in taken):
+        return True
+    ordered = [one for one in taken if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    least = sum(one.default is one.empty for one in ordered)
+    if least <= places + 1 <= len(ordered):
+        return True
+    if least <= places <= len(ordered):
+        return False
+    raise MetricError(
+        f"a metric that reads {places} site{'s' if places > 1 else ''} is a function of the outputs and of "
+        f"{places} value{'s' if places > 1 else ''}, or of the latter alone, and "
+        f"{getattr(function, '__name__', 'this one')!r} takes {len(ordered)} arguments."
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# Metrics of sites: numbers read inside the model. What lies behind the last site is not computed.
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The axes of a metric that is several numbers: `coordinates` are the numbers along each of `axes`."""
+
+    name: str
+    axes: tuple[str, ...]
+    coordinates: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return tuple(map(len, self.coordinates))
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return math.prod(self.shape)
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each of its numbers."""
+        found = []
+        for at in itertools.product(*self.coordinates):
+            where = ", ".join(f"{axis}={number}" for axis, number in zip(self.axes, at, strict=True))
+            found.append(f"{self.name}[{where}]" if where else self.name)
+        return found
+
+
+@checked
+def read(
+    site: PlaceLike,
+    *,
+    direction: Tensor | Sequence[float] | None = None,
+    norm: bool = False,
+    name: str | None = None,
+) -> Metric:
+    """The value at a site as a metric: `read(cw.site("resid_post", layer=10, pos=-1))`.
+
+    What no number of the place selects is an axis of a vector: of that place the features of the stream. With
+    `direction` [d] it is the product with a vector along the last axis, with [k, d] that with each of k
+    vectors; with `norm` the length along the last axis. A site itself is a metric too, that of all its
+    values. A negative `pos` counts from the last token of each prompt that the attention mask shows.
+    """
+    place = as_place(site)
+    if direction is not None and norm:
+        raise MetricError("a direction, or the norm: the norm of one number is its size. Leave one out.")
+    along = None if direction is None else _direction(direction)
+    wanted = name or str(place)
+
+    def compute(value: Tensor) -> Tensor:
+        if along is not None:
+            taken: Tensor = value @ along.to(value.device, value.dtype).movedim(-1, 0)
+            return taken
+        return torch.linalg.vector_norm(_wide(value), dim=-1) if norm else value
+
+    def vector(lengths: Sequence[Mapping[str, int]]) -> Vector | None:
+        axes = {axis: numbers for axis, numbers in _left(place, lengths[0]).items() if axis != "batch"}
+        if along is not None or norm:
+            if not axes:
+                raise MetricError(f"{place} is one number, which has no direction and no norm.")
+            last, numbers = axes.popitem()
+            if along is not None and along.shape[-1] != len(numbers):
+                raise MetricError(
+                    f"the direction has {along.shape[-1]} numbers, and {place} has {len(numbers)} along "
+                    f"{last!r}. Give a vector of {len(numbers)}."
+                )
+            if along is not None and along.ndim > 1:
+                axes["direction"] = tuple(range(len(along)))
+        return Vector(wanted, tuple(axes), tuple(axes.values())) if axes else None
+
+    how = ("norm",) if norm else () if along is None else (inputs_digest({"": along})[:16],)
+    return Metric(
+        wanted, compute, described=("read", str(place), *how), copies=1, reads=(place,), vector=vector
+    )
+
+
+def _direction(given: Any) -> Tensor:
+    """A direction [d], or several [k, d]. Raises MetricError for what is none."""
+    try:
+        with own_settings():
+            found = torch.as_tensor(given).detach().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise MetricError(f"a direction is a vector of numbers, and {describe(given)} is none.") from None
+    if found.ndim not in {1, 2} or not found.numel() or found.is_complex() or found.dtype == torch.bool:
+        raise MetricError(f"a direction is a vector [d], or several [k, d], and this is {_shape(found)}.")
+    if not torch.isfinite(found).all():
+        raise MetricError("the direction has numbers that are not finite.")
+    return found if found.is_floating_point() else found.double()
+
+
+def _places(given: Any) -> tuple[Place, ...]:
+    """The places that a metric reads, one by one."""
+    is_one = isinstance(given, str | Place) or (
+        isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int)  # ("z", 2)
+    )
+    found: list[Place] = []
+    for one in [given] if is_one else given:
+        found += list(one) if isinstance(one, Places) else [one if isinstance(one, Place) else as_place(one)]
+    return tuple(found)
+
+
+def _left(place: Place, lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The axes that no number of a place selects, and the numbers of what is left along each."""
+    found = {}
+    for axis, length in lengths.items():
+        part = place.part.get(axis, slice(None))
+        if not isinstance(part, int):
+            numbers = range(length)[part] if isinstance(part, slice) else part
+            found[axis] = tuple(number % length for number in numbers)
+    return found
+
+
+def bound(metric: Metric, model: Any) -> Metric:
+    """A metric with where a model has the sites that it reads. Raises what says why one is not there."""
+    if not metric.reads:
+        return metric
+    found = tuple([_found(metric, place, model) for place in metric.reads])
+    cut = all("pos" in place.part for place in metric.reads) and not metric.whole
+    return replace(metric, found=found, last=cut)
+
+
+def _found(metric: Metric, place: Place, model: Any) -> Located:
+    if isinstance(place, EdgePlace | SourcedPlace):
+        raise MetricError(f"{place} is no site whose value a metric could read. Give the site itself.")
+    found: Located = model.locate(place)
+    if found.result is not None:
+        raise MetricError(
+            f"no node holds {place}: it is z times the output weights. Read `z` of that head, with those "
+            "weights as `direction`, or `attn_out`, the sum over heads."
+        )
+    if "batch" in place.part:
+        raise MetricError(
+            f"{place} selects prompts, and a metric has numbers for each of them: leave that out."
+        )
+    if "batch" not in found.view.axes and not model.program.dimensions.is_unbatched:
+        axes = ", ".join(found.view.axes)
+        raise MetricError(
+            f"the metric {metric.name!r} reads {place}, whose axes are {axes}: it is not known which numbers "
+            "are which prompt's. Read a site that has the axis 'batch'."
+        )
+    return found
+
+
+def sites_at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor]) -> Metric:
+    """A metric of sites with its positions counted from the end of a run with these inputs.
+
+    A position from the end is that of each prompt, behind which there may be padding. Raises MetricError for
+    padding.
+    """
+    if not metric.reads:
+        return metric
+    found = []
+    for place, one in zip(metric.reads, metric.found, strict=True):
+        part, at = dict(one.part), one.part.get("pos")
+        length, mask = None, None
+        if at is not None or {"query_pos", "key_pos"} & part.keys():
+            length = length_of(model.program, inputs, one.node)
+            mask = shown_positions(model.program, inputs, one.node, one.site.stack)
+        if mask is not None and any(_is_from_end(part.get(axis)) for axis in ("pos", "query_pos", "key_pos")):
+            raise MetricError(
+                f"{place}: its position is counted from the end of the batch, where prompts have padding. "
+                "Pad on the left, so that the last position is that of every prompt, or give prompts of one "
+                "length at a time."
+            )
+        if at is not None and length is not None:
+            numbers = _left(
+                replace(place, part={"pos": [at] if isinstance(at, int) else at}), {"pos": length}
+            )
+            if isinstance(at, int) and not -length <= at < length:
+                raise MetricError(f"{place}: there is no position {at}, of {length}.")
+            behind = [number - length for number in numbers["pos"]]
+            part["pos"] = behind[0] if isinstance(at, int) else behind
+        found.append(replace(one, part=part))
+    return replace(metric, found=tuple(found))
+
+
+def _is_from_end(given: Any) -> bool:
+    if isinstance(given, slice):
+        return any(one is not None and one < 0 for one in (given.start, given.stop)) or given.stop is None
+    return any(one < 0 for one in ([given] if isinstance(given, int) else given or ()))
+
+
+def values_of_sites(metric: Metric, presented: Callable[[Located], Tensor], prompts: int) -> list[Tensor]:
+    """What a metric reads of its sites, each [world, prompt, ...].
+
+    `presented` gives the value of a site as [world, *axes]: the natural ones of the site.
+    """
+    found = []
+    for one in metric.found:
+        shown = presented(one)
+        value = shown[(slice(None), *resolved(one.view.axes, one.part, shown.shape[1:]))]
+        if "batch" in one.view.axes:
+            value = value.movedim(1 + one.part_axes.index("batch"), 1)
+        else:
+            value = value.unsqueeze(1)
+        if prompts and value.shape[1] != prompts:
+            raise MetricError(
+                f"the metric {metric.name!r} reads {value.shape[1]} rows of {one.site.name}, and the run has "
+                f"{prompts} prompts: it is not known which rows are which prompt's."
+            )
+        found.append(value)
+    return found
+
+
+def applied_to_sites(
+    metric: Metric, presented: Callable[[Located], Tensor], prompts: int, outputs: Any = None
+) -> Tensor:
+    """A metric of sites as [world, prompt, ...], where it was computed; with `whole`, of one world.
+
+    Then `outputs` are that world's outputs.
+    """
+    values = values_of_sites(metric, presented, prompts)
+    if metric.whole:
+        found = metric.compute(outputs, *(value[0] for value in values))
+        size = metric.vector([]) if metric.vector is not None else None
+        return _as_numbers(metric.name, found, prompts, None if size is None else size.size)[None]
+    numbers = metric.compute(*values)
+    if not isinstance(numbers, torch.Tensor) or numbers.shape[:2] != values[0].shape[:2]:
+        raise MetricError(
+            f"the metric {metric.name!r} returned {_shape(numbers)}; expected numbers for each prompt of "
+            f"each world: shape {tuple(values[0].shape[:2])}, ..."
+        )
+    return numbers
+
+
+def _as_numbers(name: str, found: Any, prompts: int, size: int | None) -> Tensor:
+    """Return what a function of one world returned, as [prompt] or [prompt, size]."""
+    if isinstance(found, int | float):
+        found = torch.tensor(found, dtype=torch.float64)
+    more = () if size is None else (size,)
+    if isinstance(found, torch.Tensor) and found.shape == more:
+        found = found.expand(prompts or 1, *more)
+    if not isinstance(found, torch.Tensor) or found.shape != (prompts or len(found), *more):
+        what = "one number, or one for each of" if size is None else f"a vector of {size}, or one for each of"
+        said = " A vector needs `size=`, how many numbers it has." if size is None else ""
+        raise MetricError(
+            f"the metric {name!r} returned {_shape(found)}; expected {what} the {prompts} prompts: shape "
+            f"({', '.join(map(str, (prompts, *more)))},).{said}"
+        )
+    return found
+
+
+def flat(found: Tensor) -> Tensor:
+    """Numbers [world, prompt, ...] of a metric as [world, entry, prompt]: of one number, one entry."""
+    return found.flatten(2).movedim(1, 2) if found.ndim > 2 else found[:, None]
 
 
 def read_at(metric: Metric, pos: Position) -> Metric:
@@ -401,6 +729,8 @@ def at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor], output: str
     """
     if metric.reference is not None:
         metric.reference.expect_current(metric.name)
+    if metric.reads:
+        return sites_at_run(metric, model, inputs)
     if metric.whole:
         return metric
     program = model.program
@@ -482,6 +812,16 @@ def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], outp
     """Bound the positions behind the first one that a metric reads of a run, at a glance."""
     if metric.whole or not metric.last:
         return 0
+    if metric.reads:
+        furthest = [0]
+        for one in metric.found:
+            length = length_of(program, inputs, one.node) or 1
+            part = one.part["pos"]
+            numbers = _left(
+                Place("", part={"pos": [part] if isinstance(part, int) else part}), {"pos": length}
+            )
+            furthest += [length - 1 - number for number in numbers["pos"]]
+        return max(furthest)
     mask, given = shown_positions(program, inputs, output), metric.pos or (-1,)
     if mask is None and set(given) == {-1}:
         return 0
@@ -496,6 +836,11 @@ def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], outp
 def nodes_read(program: Program, metric: Metric) -> tuple[str, ...]:
     """Return the nodes that a metric reads. Raise MetricError for an output that is not there."""
     everything = output_names(program)
+    if metric.reads:
+        if not metric.found:
+            raise MetricError(f"the metric {metric.name!r} reads sites of a model, and is not of one yet.")
+        own = tuple(dict.fromkeys(one.node for one in metric.found))
+        return tuple(dict.fromkeys((*everything, *own))) if metric.whole else own
     if metric.whole:
         return everything
     named = field_names(program, metric.output) or everything
@@ -509,22 +854,36 @@ def nodes_read(program: Program, metric: Metric) -> tuple[str, ...]:
 
 def as_metric(given: Any, model: Any = None) -> Metric:
     """A metric as it is, or a plain function of the module's outputs as a metric."""
+    if isinstance(given, Place):
+        given = read(given)
     if isinstance(given, Metric):
         if given.of_text is None or model is None:
-            return given
+            return given if model is None else bound(given, model)
         if model.tokenizer is None:
             raise PromptError(
                 f"the metric {given.name!r} is of texts, and {model.name} has no tokenizer to read them "
                 "with. Give token ids, or load the model with `cw.load(...)`."
             )
         return given.of_text(model.tokenizer)
+    if isinstance(given, Places):
+        raise MetricError(
+            f"{len(given)} sites are {len(given)} metrics: give a list of them, or a function that reads "
+            "them, `cw.metric(function, reads=[...])`."
+        )
     if callable(given):
         name = getattr(given, "__name__", "metric")
         return Metric("metric" if name == "<lambda>" else name, given, last=False, whole=True)
     raise MetricError(
-        f"a metric is `logit_diff(...)`, `prob(...)`, ... or a function of the module's outputs, and "
-        f"{given!r} is neither."
+        "a metric is `logit_diff(...)`, `prob(...)`, ..., a site, or a function of the module's outputs, and "
+        f"{given!r} is none of these."
     )
+
+
+def as_metrics(given: Any, model: Any) -> tuple[Metric, ...]:
+    """One metric or several, of which sites in several layers are one each."""
+    listed = given if isinstance(given, list | tuple) and not isinstance(given, Places) else [given]
+    flattened = [one for item in listed for one in (item if isinstance(item, Places) else [item])]
+    return tuple([as_metric(one, model) for one in flattened])
 
 
 def expect_prompts(metric: Metric, prompts: int, where: str, total: int | None = None) -> None:

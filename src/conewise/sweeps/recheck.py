@@ -18,6 +18,7 @@ import torch
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import Cell
+from conewise.anatomy.sites import Located
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.checks.verify import MULTIPLE, NoReferenceError, Reference, allowed_error, reference_of
 from conewise.errors import SweepError, UnhookedWarning, warn
@@ -34,7 +35,7 @@ from conewise.program.tensors import (
 )
 from conewise.program.walk import Interpreter, bitwise_same
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import at_run, measured, measured_whole
+from conewise.runs.metrics import Metric, applied_to_sites, at_run, fetched, flat, measured, measured_whole
 from conewise.runs.reading import Reading
 from conewise.runs.values import Edit, applied_in_turn
 from conewise.sweeps.execution.batch import Batch
@@ -175,8 +176,9 @@ def _differences(result: ResultData, witness: Witness, others: Witness) -> Itera
 
 
 def _scale(result: ResultData, metric: int) -> float:
-    """The largest value of a metric: of the cells and of the base."""
-    values = [*result.per_prompt[metric].reshape(-1).tolist(), float(result.base[metric])]
+    """The largest value of a metric: of the cells and of the base; of a vector, of all its numbers."""
+    _, rows = result._metric_at(metric)
+    values = [*result.per_prompt[rows].reshape(-1).tolist(), *result.base[rows].tolist()]
     return max((abs(value) for value in values if value == value), default=0.0) or 1.0
 
 
@@ -187,14 +189,15 @@ def _scale(result: ResultData, metric: int) -> float:
 class Rerun:
     """The cells of a sweep that are run again, over its batches.
 
-    Each of `batches` makes a batch when it is its turn. `targets` has the node that each metric reads; '' for
-    a metric that reads all outputs.
+    Each of `batches` makes a batch when it is its turn. `targets` has the output that each of `metrics`
+    reads; '' for one that reads all of them, or sites.
     """
 
     model: Captured
     cells: Sequence[Cell]
     batches: Sequence[Callable[[], Batch]]
     targets: Sequence[str]
+    metrics: Sequence[Metric]
     precision: str | None = None
 
 
@@ -240,27 +243,54 @@ class Witness:
             theirs, ours = tensor_leaves(plain), tensor_leaves(_unpatched(base).outputs)
             self.is_exact &= len(theirs) == len(ours) and all(map(bitwise_same, theirs, ours))
         else:
-            true = self._of_module(batch, plain)
+            if not self._sites <= hooks.keys():
+                raise NoReferenceError("no module shows a site that a metric reads")
+            seen = self._module.read([hooks[node] for node in self._sites], inputs)
+            shown = {node: seen[hooks[node]] for node in self._sites}
+            true = self._of_module(batch, plain, shown)
             # Computed again: those of all batches would not fit into memory.
             for outputs in self._reference.shaken(plain, module._outputs(module._inputs(base), {})):
-                self.shaken.append((true, self._of_module(batch, outputs)))
+                self.shaken.append((true, self._of_module(batch, outputs, shown)))
         given = self._source_values(batch, hooks)
         own = self._edits(batch, (), given, hooks)
-        if own.keys() <= hooks.keys():
-            outputs = self._outputs(inputs, {hooks[node]: own[node] for node in own}) if own else plain
-            self.base.append(self._of_module(batch, outputs))
+        if own.keys() | self._sites <= hooks.keys():
+            self.base.append(self._hooked(batch, own, hooks, plain))
         for number, rows in self.cells.items():
             places = self._places(number)
             changes = self._edits(batch, places, given, hooks)
             entries = {_entry(place.entry) for place in places if isinstance(place, EdgePlace)}
-            if changes.keys() | entries <= hooks.keys():
-                outputs = self._outputs(inputs, {hooks[node]: changes[node] for node in changes})
-                rows.append(self._of_module(batch, outputs))
+            if changes.keys() | entries | self._sites <= hooks.keys():
+                rows.append(self._hooked(batch, changes, hooks, plain))
             else:
                 values = self._interpreter.values(inputs, edits=changes)
                 outputs = self._interpreter.output(values)
-                rows.append(self._metrics(batch, outputs, values.__getitem__))
+                rows.append(self._metrics(batch, outputs, values.__getitem__, values))
                 self.hooked.discard(number)
+
+    @property
+    def _sites(self) -> set[str]:
+        """The nodes inside of the model that metrics read."""
+        return {one.node for metric in self._rerun.metrics for one in metric.found}
+
+    def _hooked(
+        self,
+        batch: Batch,
+        changes: Mapping[str, Callable[[Tensor], Tensor]],
+        hooks: Mapping[str, Hook],
+        plain: Any,
+    ) -> Tensor:
+        """The metrics of a forward with these changes, read behind them; `plain` are those without any."""
+        shown: dict[str, Tensor] = {}
+
+        def keep(node: str, value: Tensor) -> Tensor:
+            changed = changes[node](value) if node in changes else value
+            shown[node] = changed.clone()
+            return changed
+
+        edits = {hooks[node]: change for node, change in changes.items()}
+        edits |= {hooks[node]: partial(keep, node) for node in self._sites}
+        outputs = self._outputs(self._inputs(batch.base), edits) if edits else plain
+        return self._of_module(batch, outputs, shown)
 
     def _expect_every_call(self, inputs: Mapping[str, Tensor]) -> None:
         """Raise SweepError where a module whose path is patched is called otherwise than the graph shows."""
@@ -284,6 +314,7 @@ class Witness:
         model, base = self._rerun.model, batch.base
         places = [place for number in self.cells for place in self._places(number)]
         nodes = {model.locate(place).node for place in places} | {edit.node for edit in base.edits}
+        nodes |= self._sites
         values = dict(zip(nodes, _unpatched(base).demand(nodes), strict=True))
         found = self._module.find(values, base.inputs)
         edges = [place for place in places if isinstance(place, EdgePlace)]
@@ -376,21 +407,33 @@ class Witness:
     def _lifted(self, part: Any) -> Any:
         return part if self._reference is None else self._reference.lifted(part)
 
-    def _of_module(self, batch: Batch, outputs: Any) -> Tensor:
-        return self._metrics(batch, outputs, partial(self._module.target, outputs))
+    def _of_module(self, batch: Batch, outputs: Any, shown: Mapping[str, Tensor]) -> Tensor:
+        return self._metrics(batch, outputs, partial(self._module.target, outputs), shown)
 
-    def _metrics(self, batch: Batch, outputs: Any, target: Callable[[str], Tensor]) -> Tensor:
+    def _metrics(
+        self, batch: Batch, outputs: Any, target: Callable[[str], Tensor], shown: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Every metric; `shown` are the values of the sites that they read."""
         found: list[Tensor] = []
-        prompts = self._read.prompts(batch.base.inputs)
+        model, inputs, sizes = batch.base.model, batch.base.inputs, batch.base._sizes
+        prompts = self._read.prompts(inputs)
+
+        def presented(one: Located) -> Tensor:
+            return one.view.present(shown[one.node], sizes)[None]
+
         with computing():
             for metric, node in zip(batch.metrics, self._rerun.targets, strict=True):
-                if metric.whole:
-                    found.append(measured_whole(metric, outputs, prompts)[0])
+                if metric.reads:
+                    metric = at_run(metric, model, inputs, node)  # noqa: PLW2901
+                    of_sites = applied_to_sites(metric, presented, prompts, outputs)
+                    found.append(flat(fetched(metric, of_sites))[0])
+                elif metric.whole:
+                    found.append(measured_whole(metric, outputs, prompts))
                 else:
-                    metric = at_run(metric, batch.base.model, batch.base.inputs, node)  # noqa: PLW2901
+                    metric = at_run(metric, model, inputs, node)  # noqa: PLW2901
                     stack = self._read.arranged(node, target(node), 1, prompts)
-                    found.append(measured(metric, stack)[0])
-        return torch.stack(found)
+                    found.append(measured(metric, stack))
+        return torch.cat(found)
 
 
 def _entry(node: str) -> str:

@@ -52,23 +52,26 @@ class Result(ResultData):
 
     @property
     def values(self) -> Tensor:
-        """The first metric: in natural axes for one selector, flat for a sum of several."""
-        return self._shaped(self.table[0])
+        """The first metric: in natural axes for one selector, flat for a sum of several.
+
+        Of a metric that is a vector, its own axes stand behind those of the cells.
+        """
+        return self._of_metric(self.table)
 
     @property
     def effect(self) -> Tensor:
         """The first metric less its value in the base, shaped like `values`."""
-        return self._shaped(self.table[0] - self.base[0])
+        return self._of_metric(self.table - self.base[:, None])
 
     @property
     def normalised(self) -> Tensor:
         """The first metric with 0 for the base and 1 for the source, shaped like `values`."""
         if self.source is None:
             raise SweepError("nothing to normalise by: the values did not come from a source run.")
-        span = self.source[0] - self.base[0]
-        if float(span) == 0:
+        span = self.source - self.base
+        if not bool(span[self._rows(None)].all()):
             raise SweepError("nothing to normalise by: base and source have the same value of the metric.")
-        return self._shaped((self.table[0] - self.base[0]) / span)
+        return self._of_metric((self.table - self.base[:, None]) / span[:, None])
 
     @property
     def normalized(self) -> Tensor:
@@ -77,19 +80,60 @@ class Result(ResultData):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of `values`, of one selector; of a sum of several there is one, the cells."""
-        return self.spreads[0].axes if len(self.spreads) == 1 else ("cell",)
+        """The axes of `values`: of one selector, of a sum of several there is one, the cells; of a vector."""
+        cells = self.spreads[0].axes if len(self.spreads) == 1 else ("cell",)
+        own = self.vectors[0].axes if self.vectors else ()
+        return (*cells, *(f"metric_{axis}" if axis in cells else axis for axis in own))
 
     @property
     def coordinates(self) -> dict[str, list[int] | list[str]]:
         """The coordinates along each of the axes: numbers, or labels where they have some."""
+        own = self.vectors[0].coordinates if self.vectors else ()
+        found: dict[str, list[int] | list[str]] = {}
         if len(self.spreads) > 1:
-            return {"cell": [cell.name for cell in self.cells]}
-        part = self.spreads[0]
-        return {
-            axis: list(part.labels[axis]) if axis in part.labels else list(along)
-            for axis, along in zip(part.axes, part.coordinates, strict=True)
-        }
+            found["cell"] = [cell.name for cell in self.cells]
+        else:
+            part = self.spreads[0]
+            for axis, along in zip(part.axes, part.coordinates, strict=True):
+                found[axis] = list(part.labels[axis]) if axis in part.labels else list(along)
+        return found | dict(zip(self.axes[len(found) :], map(list, own), strict=True))
+
+    def distances(self) -> Result:
+        """The result with each vector as one number: how far it is from that of the base, for each prompt.
+
+        Metrics that are one number stay as they are. Its text, its figures and its pages tell of these.
+        """
+        if not self.vectors:
+            return self
+        if self.base_per_prompt is None:
+            raise SweepError("the base's values of single prompts are not known, so distances are not.")
+        base = self.base_per_prompt
+        whole = [self.per_prompt, base[:, None], self.source_per_prompt]
+        found: list[Tensor | None] = []
+        for numbers in whole:
+            if numbers is None:
+                found.append(None)
+                continue
+            shaped = numbers if numbers.ndim == 3 else numbers[:, None]
+            rows = [
+                (shaped[own] - base[own][:, None]).norm(dim=0) if vector.axes else shaped[own.start]
+                for vector, own in zip(self.vectors, self._rows_of_vectors(), strict=True)
+            ]
+            found.append(torch.stack(rows))
+        per_prompt, own_base, source = found
+        assert per_prompt is not None
+        assert own_base is not None
+        return replace(
+            self,
+            metrics=tuple(f"distance of {one.name}" if one.axes else one.name for one in self.vectors),
+            vectors=(),
+            table=per_prompt.mean(-1),
+            per_prompt=per_prompt,
+            base=own_base[:, 0].mean(-1),
+            base_per_prompt=own_base[:, 0],
+            source=None if source is None else source[:, 0].mean(-1),
+            source_per_prompt=None if source is None else source[:, 0],
+        )
 
     def matrix(self, *, metric: str | None = None) -> Tensor:
         """Effects of pairs, [cell, cell], the same on both sides of the diagonal: after `cw.pairs(sites)`.
@@ -129,16 +173,17 @@ class Result(ResultData):
         return self.spreads[0]
 
     def metric(self, name: str) -> Tensor:
-        """One of several metrics, shaped like `values`."""
-        return self._shaped(self.table[self._number(name)])
+        """One of several metrics, by its name, shaped as `values` are of the first."""
+        return self._of_metric(self.table, name)
 
     def select(self, metric: str) -> Result:
         """The result of one of several metrics, as if it had been read alone."""
-        row = slice(self._number(metric), self._number(metric) + 1)
+        rows = self._rows(metric)
         own: dict[str, Any] = {
-            name: None if found is None else found[row] for name, found in self.numbers.items()
+            name: None if found is None else found[rows] for name, found in self.numbers.items()
         }
-        return replace(self, metrics=(metric,), **own)
+        vectors = tuple(one for one in self.vectors if one.name == metric and one.axes)
+        return replace(self, metrics=self.metrics[rows], vectors=vectors, **own)
 
     def __getitem__(self, part: str | int) -> Tensor:
         """One selector's part of the first metric, by its kind or its number, in its natural axes."""
@@ -158,13 +203,37 @@ class Result(ResultData):
     def _shaped(self, row: Tensor) -> Tensor:
         return row.reshape(self.spreads[0].shape) if len(self.spreads) == 1 else row
 
+    def _of_metric(self, table: Tensor, metric: str | None = None) -> Tensor:
+        """A metric of `table`, [metric, cell]: in the natural axes of the cells, then those of a vector."""
+        rows, name = self._rows(metric), self._named(metric)
+        axes = next((one for one in self.vectors if one.axes and one.name == name), None)
+        found = [self._shaped(row) for row in table[rows]]
+        return found[0] if axes is None else torch.stack(found, -1).reshape(*found[0].shape, *axes.shape)
+
+    def _named(self, metric: str | None) -> str:
+        """The name of a metric, of the first where none is given."""
+        return metric if metric is not None else (self.vectors[0].name if self.vectors else self.metrics[0])
+
+    def _rows(self, metric: str | None) -> slice:
+        """The rows of a metric, of the first unless it is named; a number of a vector has a name too."""
+        wanted = self._named(metric)
+        for own, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
+            if own.name == wanted:
+                return rows
+        row = self._number(wanted)
+        return slice(row, row + 1)
+
     def _number(self, metric: str | None) -> int:
-        """The number of a metric, the first unless it is named."""
+        """The number of a metric, the first unless it is named; of a vector, of its first number."""
         if metric is None:
             return 0
-        if metric not in self.metrics:
-            raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self.metrics)}.")
-        return self.metrics.index(metric)
+        if metric in self.metrics:
+            return self.metrics.index(metric)
+        for own, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
+            if own.name == metric:
+                first: int = rows.start
+                return first
+        raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self._metric_names())}.")
 
     # -- over prompts --------------------------------------------------------------------------
 
@@ -227,14 +296,18 @@ class Result(ResultData):
         The values of the base and the source are attributes of each. It needs xarray, which no extra brings.
         """
         xarray = import_module("xarray")
-        found = {}
-        for row, name in enumerate(self.metrics):
-            ends = {"base": float(self.base[row])}
-            ends |= {} if self.source is None else {"source": float(self.source[row])}
-            values = self._shaped(self.table[row])
-            found[name] = (self.axes, values.numpy(), ends)
-            found[f"{name}_effect"] = (self.axes, (values - self.base[row]).numpy(), ends)
-        return xarray.Dataset(found, coords=self.coordinates)
+        found: dict[str, Any] = {}
+        coordinates: dict[str, Any] = {}
+        for name in self._metric_names():
+            one, rows = self.select(name), self._rows(name)
+            base = self.base[rows].tolist() if one.vectors else float(self.base[rows.start])
+            ends: dict[str, Any] = {"base": base}
+            if self.source is not None:
+                ends["source"] = self.source[rows].tolist() if one.vectors else float(self.source[rows.start])
+            found[name] = (one.axes, one.values.numpy(), ends)
+            found[f"{name}_effect"] = (one.axes, one.effect.numpy(), ends)
+            coordinates |= one.coordinates
+        return xarray.Dataset(found, coords=coordinates)
 
     def plot(self, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
@@ -244,7 +317,8 @@ class Result(ResultData):
         """
         from conewise.sweeps.plots import figure  # noqa: PLC0415  # needs plotly
 
-        return figure(self if metric is None else self.select(metric), self.position_tokens())
+        chosen = self if metric is None else self.select(metric)
+        return figure(chosen.distances(), self.position_tokens())
 
     def plot_intervals(self, top: int = 12, *, metric: str | None = None) -> Figure:
         """A Plotly figure of the largest effects over prompts: a dot for each, the mean and its interval.
@@ -408,11 +482,11 @@ class Result(ResultData):
         folded, inside, sweep = None, None, self.sweep
         if sweep is not None and not sweep.model.changed_sites:
             base = sweep.batch(0).base
-            inside = inside_of(base, self, story)
+            inside = inside_of(base, self.distances(), story)
             folded = fold(
                 sweep.model, sweep.cells, targets=sweep.targets(), base=base, whole=not sweep.is_function
             )
-        return write_page(path, self, story, folded, inside)
+        return write_page(path, self.distances(), story, folded, inside)
 
     def equals(self, other: Result) -> bool:
         """True if both have the same cells and metrics, and equal numbers in every bit.
@@ -456,7 +530,7 @@ class Result(ResultData):
     # -- as text -------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"{self._summary()}\n  {finding(self)}"
+        return f"{self._summary()}\n  {finding(self.distances())}"
 
     def _summary(self) -> str:
         """What it is of, and what it took, in a line."""
@@ -466,11 +540,13 @@ class Result(ResultData):
         memory = "" if peak is None else f", peak memory {shown_bytes(peak)} (planned {planned})"
         which = f"Result, approximate ({self.method})," if self.method else "Result"
         return (
-            f"{which} of {', '.join(self.metrics)} over {shown}: {len(self.cells)} cells, "
+            f"{which} of {', '.join(self._metric_names())} over {shown}: {len(self.cells)} cells, "
             f"{self.plan.evaluator}, {self.ledger.seconds:.3g} s{resumed}{memory}"
         )
 
     def __str__(self) -> str:
+        if self.vectors:
+            return str(self.distances())
         lines = [finding(self), f"  {certainty(self)}", *(f"  {one}" for one in self.missing)]
         for name in self.metrics:
             lines.append(f"  {name}: {self._ends(name)}; the largest effects:")
@@ -484,6 +560,8 @@ class Result(ResultData):
         return [f"  {self._summary()}", *phases]
 
     def _repr_html_(self) -> str:
+        if self.vectors:
+            return self.distances()._repr_html_()
         maps = heatmaps(self, 0, self.position_tokens())
         colours = (
             f"Effect on {self.metrics[0]}: blue raises it, red lowers it; the strongest colour is from "
@@ -528,8 +606,19 @@ class Result(ResultData):
         source = "" if self.source is None else f", source {float(self.source[row]):.6g}"
         return f"base {float(self.base[row]):.6g}{source}"
 
+    def _metric_names(self) -> list[str]:
+        """The name of each metric: of a vector it is one."""
+        return [one.name for one in self.vectors] or list(self.metrics)
+
     def strongest(self, metric: str | None = None, top: Count = 5) -> list[tuple[Cell, float, float]]:
-        """The cells with the largest effects of a metric, either way: cell, effect, value."""
+        """The cells with the largest effects of a metric, either way: cell, effect, value.
+
+        Of a vector both are how far it is from that of the base.
+        """
+        if self.vectors and metric not in self.metrics:
+            number = [one.name for one in self.vectors].index(self._metric_at(self._number(metric))[0])
+            told = self.distances()
+            return told.strongest(told.metrics[number], top)
         row = self._number(metric)
         cells, base = self.cells, float(self.base[row])
         values = self.table[row].tolist()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conewise.anatomy.axes import selected
+from conewise.anatomy.axes import resolved, selected
 from conewise.anatomy.edges import Edges
 from conewise.anatomy.padding import has_mask, hides_some, shown_positions
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
@@ -28,7 +28,7 @@ from conewise.anatomy.selectors import (
 )
 from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
-from conewise.errors import BudgetError, NoEffectWarning, SweepError
+from conewise.errors import BudgetError, MetricError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.runnable import How, Runnable
 from conewise.jobs.store import Request
@@ -37,7 +37,7 @@ from conewise.program.tensors import Tensor, expect_precision
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
-from conewise.runs.metrics import as_metric
+from conewise.runs.metrics import Metric, Vector, as_metrics
 from conewise.runs.reading import Reading
 from conewise.runs.spreading import spread
 from conewise.sweeps.batches import Base, Batches
@@ -135,9 +135,7 @@ class Sweep(Runnable[Result]):
         self.selectors = as_selectors(sites)
         if isinstance(source, Sources):
             self.selectors, source = with_sources(self.selectors, source), None
-        self.metrics = tuple(
-            as_metric(one, model) for one in (metric if isinstance(metric, list | tuple) else [metric])
-        )
+        self.metrics = as_metrics(metric, model)
         names = [one.name for one in self.metrics]
         if not names:
             raise SweepError("no metric: give one, or a list of several.")
@@ -160,10 +158,29 @@ class Sweep(Runnable[Result]):
             self.is_function,
             first.source is not None,
         )
+        self.vectors = self._vectors(shapes)
         self._expect_places(lengths)
         self._expect_tokens()
         self._expect_sources(source)
         self._planner = Planner(model, self.spec)
+
+    def _vectors(self, shapes: Sequence[Mapping[str, Tensor]]) -> tuple[Vector, ...]:
+        """The axes of each metric, none for one that is a number. Raises where that depends on the batch."""
+        found = [
+            tuple(
+                vector or Vector(metric.name, (), ())
+                for metric in self.metrics
+                for vector in [vector_of(metric, self.facts.shape(inputs))]
+            )
+            for inputs in shapes
+        ]
+        for first, other in zip(found[0], found[-1], strict=True):
+            if any(one != found[0] for one in found):
+                raise MetricError(
+                    f"a metric has as many numbers in each batch, and {first.name!r} has {first.shape} in "
+                    f"one and {other.shape} in another. Give a position, `pos=-1`, or batches of one length."
+                )
+        return found[0]
 
     def _expect_places(self, lengths: Sequence[Callable[[Located], dict[str, int]]]) -> None:
         """Raise for places that were written one by one and are not there, or that no node holds."""
@@ -365,7 +382,7 @@ class Sweep(Runnable[Result]):
             plan,
             ledger,
             self.spreads,
-            tuple(metric.name for metric in self.metrics),
+            tuple(name for vector in self.vectors for name in vector.names),
             per_prompt.mean(-1),
             per_prompt,
             base.mean(-1),
@@ -375,6 +392,7 @@ class Sweep(Runnable[Result]):
             base_per_prompt=base,
             source_per_prompt=source,
             weights=weights,
+            vectors=self.vectors if any(vector.axes for vector in self.vectors) else (),
             **more,
         )
 
@@ -392,9 +410,11 @@ class Sweep(Runnable[Result]):
 
     def rerun(self) -> Rerun:
         """Return what runs cells of a result again, by the module itself."""
-        targets = tuple("" if metric.whole else self.facts.target(metric) for metric in self.metrics)
+        targets = tuple(
+            "" if metric.whole or metric.reads else self.facts.target(metric) for metric in self.metrics
+        )
         batches = tuple(partial(self.batch, number) for number in range(self.batches))
-        return Rerun(self.model, self.cells, batches, targets, self.precision)
+        return Rerun(self.model, self.cells, batches, targets, self.metrics, self.precision)
 
     def __repr__(self) -> str:
         parts = " + ".join(
@@ -410,6 +430,17 @@ class Sweep(Runnable[Result]):
 
     def _repr_html_(self) -> str:
         return heading("Sweep", repr(self).removeprefix("Sweep "))
+
+
+def vector_of(metric: Metric, shape: ShapeFacts) -> Vector | None:
+    """The axes of a metric in runs of one shape; None for one that is a number.
+
+    Raises MissingSiteError where a site has no such part.
+    """
+    lengths = [axis_lengths(one, shape) for one in metric.found]
+    for one, own in zip(metric.found, lengths, strict=True):
+        resolved(one.view.axes, one.part, [own[axis] for axis in one.view.axes])
+    return metric.vector and metric.vector(lengths)
 
 
 def expect_each(plan: Callable[[int], object], numbers: Iterable[int]) -> None:

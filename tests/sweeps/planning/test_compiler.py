@@ -62,7 +62,7 @@ def compilation(
         Patching(graph, cells, ("d",), locate, is_function=is_function),
         ShapeFacts(program, {"b": 1, "t": LENGTH}, torch.device("cpu"), ()),
         SweepSpec(tuple(cells), names, (), is_function=is_function, from_run=True),
-        ReadOut(("d",), last=False),
+        ReadOut(("d",), last=()),
         Conditions(**conditions),
     )
 

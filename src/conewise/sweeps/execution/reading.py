@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from conewise.anatomy.sites import Located
 from conewise.errors import MetricError
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import assembled
-from conewise.runs.metrics import Metric, applied, applied_whole, at_run, fetched
+from conewise.runs.metrics import (
+    Metric,
+    applied,
+    applied_to_sites,
+    applied_whole,
+    at_run,
+    fetched,
+    flat,
+)
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.planner import ModelFacts
@@ -100,7 +110,10 @@ class MetricReader:
         """The metrics with the positions that they read of a run."""
         target = self._facts.target
         return tuple(
-            [one if one.whole else at_run(one, run.model, run.inputs, target(one)) for one in self._metrics]
+            [
+                one if one.whole and not one.reads else at_run(one, run.model, run.inputs, target(one))
+                for one in self._metrics
+            ]
         )
 
     def prompts(self, run: Reading) -> int:
@@ -108,7 +121,7 @@ class MetricReader:
         return self._facts.read.prompts(run.inputs)
 
     def of_run(self, run: Any) -> Tensor:
-        """Every metric of a run, as [metric, prompt] in float64."""
+        """Every metric of a run, as [metric, prompt] in float64; a vector is as many as it has entries."""
         return self._fetched(self._of_run(run))
 
     def of_baseline(self, run: Reading, which: str) -> Callable[[], Tensor]:
@@ -130,10 +143,14 @@ class MetricReader:
             raise MetricError(f"in the {which} itself: {error}") from error
 
     def _of_run(self, run: Any) -> list[Tensor]:
-        """Each metric of a run as [1, prompt], where it was computed; copies, which are fetched later."""
+        """Each metric of a run as [1, prompt, ...], where it was computed; copies, fetched later."""
         found, batch = [], self.prompts(run)
         with computing():
             for metric in self._of_base if run.inputs is self._inputs else self._placed(run):
+                if metric.reads:
+                    outputs = run.outputs if metric.whole else None
+                    found.append(applied_to_sites(metric, presented_in(run), batch, outputs).clone())
+                    continue
                 if metric.whole:
                     found.append(applied_whole(metric, run.outputs, batch).clone())
                     continue
@@ -143,8 +160,8 @@ class MetricReader:
         return found
 
     def _fetched(self, found: Sequence[Tensor]) -> Tensor:
-        return torch.stack(
-            [fetched(one, numbers)[0] for one, numbers in zip(self._metrics, found, strict=True)]
+        return torch.cat(
+            [flat(fetched(one, numbers))[0] for one, numbers in zip(self._metrics, found, strict=True)]
         )
 
     def of_stack(
@@ -164,12 +181,10 @@ class MetricReader:
 
         def fetch() -> Tensor:
             numbers = [
-                torch.stack([fetched(metric, one)[0] for one in parts])
-                if metric.whole
-                else fetched(metric, parts[0])
+                flat(torch.cat([fetched(metric, one) for one in parts]))
                 for metric, parts in zip(self._metrics, found, strict=True)
             ]
-            return torch.stack(numbers, dim=1)
+            return torch.cat(numbers, dim=1)
 
         return fetch
 
@@ -182,7 +197,13 @@ class MetricReader:
         columns: Mapping[str, int],
         batch: int,
     ) -> list[Tensor]:
-        """A metric as [world, prompt]; one of all outputs as [1, prompt] for each world."""
+        """A metric as [world, prompt, ...]; one of all outputs as [1, prompt, ...] for each world."""
+
+        def presented(one: Located, chosen: int | None = None) -> torch.Tensor:
+            return presented_stack(one, outputs[one.node], worlds, layout, chosen)
+
+        if metric.reads and not metric.whole:
+            return [applied_to_sites(metric, presented, batch).clone()]
         if not metric.whole:
             target = self._facts.target(metric)
             if target in columns and metric.among is not None:
@@ -196,5 +217,39 @@ class MetricReader:
                 for name, value in outputs.items()
             }
             outputs_of_world = assembled(self._facts.program, leaves, layout.sizes(1))
-            rows.append(applied_whole(metric, outputs_of_world, batch).clone())
+            if metric.reads:
+                own = partial(presented, chosen=world)
+                rows.append(applied_to_sites(metric, own, batch, outputs_of_world).clone())
+            else:
+                rows.append(applied_whole(metric, outputs_of_world, batch).clone())
         return rows
+
+
+def presented_in(run: Reading) -> Callable[[Located], torch.Tensor]:
+    """The value of a site in a run, as [1, *axes]."""
+
+    def presented(one: Located) -> torch.Tensor:
+        (value,) = run.demand([one.node])
+        return one.view.present(value, run._sizes)[None]
+
+    return presented
+
+
+def presented_stack(
+    one: Located, value: torch.Tensor, worlds: int, layout: Layout, chosen: int | None = None
+) -> torch.Tensor:
+    """The value of a site in a stack of worlds, as [world, *axes]; of the `chosen` one alone, as [1, *axes].
+
+    It may have the last positions alone.
+    """
+    dim, pos = layout.batch_dim.get(one.node), layout.pos_dim.get(one.node)
+    if dim is None:
+        stack = value.expand(1 if chosen is not None else worlds, *value.shape)
+    else:
+        stack = value.unflatten(dim, (worlds, -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        stack = stack if chosen is None else stack[chosen : chosen + 1]
+    own, rows = layout.shape(one.node), None
+    if pos is not None and own is not None:
+        have = value.shape[pos] // worlds if pos == dim else value.shape[pos]
+        rows = have * layout.length(one.node) // own[pos]
+    return one.view.present(stack, layout.sizes(1, rows), leading=1)

@@ -186,7 +186,9 @@ class Compilation:
         """The schedule of all worlds; raises SweepError where some change nothing that a metric reads."""
         found = self.schedule_of(self.world_of)
         reached = found.reached
-        if reached != (1 << found.worlds) - 1:
+        # A site may lie in front of some cells: there the metric is the base's, and nothing is computed.
+        is_inside = any(metric.reads for metric in self.spec.metrics)
+        if reached != (1 << found.worlds) - 1 and not (is_inside and reached):
             idle = [world for world in range(found.worlds) if not reached >> world & 1]
             raise SweepError(
                 f"the metric does not depend on {len(idle)} of {found.worlds} cells, "
@@ -228,7 +230,8 @@ class Compilation:
             return frozenset()
         steps, patched = dict(self.schedule.steps), self.schedule.patched
         again = {node for node, mask in patched.items() if steps.get(node, 0) & mask}
-        return self.facts.finder.last(self.readout.targets, again)
+        targets = self.readout.targets
+        return self.facts.finder.last(targets, again.union(set(targets) - set(self.readout.last)))
 
     @cached_property
     def columns(self) -> dict[str, int]:
@@ -417,7 +420,13 @@ class Compilation:
         )
 
     def _why(self, programs: Sequence[PassProgram]) -> str:
-        """Return why the worlds are computed in this way, and what that does to the numbers."""
+        """Return why the worlds are computed in this way, what that does to the numbers, where it ends."""
+        sites = dict.fromkeys(str(place) for metric in self.spec.metrics for place in metric.reads)
+        is_inside = all(metric.reads and not metric.whole for metric in self.spec.metrics)
+        ends = f"; nothing behind {', '.join(sites)} is computed" if is_inside else ""
+        return f"{self._why_so(programs)}{ends}"
+
+    def _why_so(self, programs: Sequence[PassProgram]) -> str:
         if self.conditions.obstacle:
             return self.conditions.obstacle
         if not programs:

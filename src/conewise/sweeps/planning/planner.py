@@ -113,12 +113,16 @@ class ModelFacts:
 
     def targets(self, metrics: tuple[Metric, ...]) -> tuple[str, ...]:
         """The nodes that metrics read."""
-        for metric in metrics:
-            key = "" if metric.whole else metric.output
-            if key not in self._read:
-                self._read[key] = nodes_read(self.program, metric)
-        found = (self._read["" if metric.whole else metric.output] for metric in metrics)
+        found = [self._nodes_read(metric) for metric in metrics]
         return tuple(dict.fromkeys(name for names in found for name in names))
+
+    def _nodes_read(self, metric: Metric) -> tuple[str, ...]:
+        if metric.reads:
+            return nodes_read(self.program, metric)
+        key = "" if metric.whole else metric.output
+        if key not in self._read:
+            self._read[key] = nodes_read(self.program, metric)
+        return self._read[key]
 
 
 def keep(known: OrderedDict[Any, Any], key: Hashable, made: Any, count: int) -> None:
@@ -273,18 +277,30 @@ def _mixing(
 
 def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     """Return what the metrics of a spec read of runs of one shape."""
-    targets = facts.targets(spec.metrics)
+    of_outputs = tuple([metric for metric in spec.metrics if metric.whole or not metric.reads])
+    targets, outputs = facts.targets(spec.metrics), facts.targets(of_outputs)
     columns: tuple[tuple[str, int], ...] = ()
-    reads_few_tokens = all(metric.among is not None for metric in spec.metrics)
-    if len(targets) == 1 and reads_few_tokens and is_product(targets[0], facts, shape):
-        columns = ((targets[0], len(spec.tokens)),)
+    reads_few_tokens = all(metric.among is not None for metric in of_outputs)
+    # What a site shows is read whole, also where it is an output.
+    sites = {one.node for metric in spec.metrics for one in metric.found}
+    is_apart = len(outputs) == 1 and sites.isdisjoint(outputs)
+    if is_apart and reads_few_tokens and is_product(outputs[0], facts, shape):
+        columns = ((outputs[0], len(spec.tokens)),)
     taken = tuple(
-        (facts.target(metric), metric.last, metric.copies)
+        (target, metric.last, metric.copies)
         for metric in spec.metrics
         if not metric.whole and metric.copies
+        for target in facts.targets((metric,))
     )
-    last = all(metric.last and facts.read.has_last(facts.target(metric)) for metric in spec.metrics)
-    return ReadOut(targets, last, columns, taken)
+    whole = {target for one in spec.metrics if not one.last for target in facts.targets((one,))}
+    whole |= {one for one in outputs if not facts.read.has_last(one)}
+    whole |= {
+        one.node
+        for metric in spec.metrics
+        for one in metric.found
+        if not shape.finder.shows_positions(one.node, one.view)
+    }
+    return ReadOut(targets, tuple([one for one in targets if one not in whole]), columns, taken)
 
 
 def tail_of(facts: ModelFacts, metrics: Sequence[Metric], inputs: Mapping[str, Tensor]) -> int:

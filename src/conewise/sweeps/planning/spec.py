@@ -47,7 +47,10 @@ class SweepSpec:
     def identity(self) -> str:
         """Equal specs have equal identities; of metrics it says what they read, not which tokens."""
         read = [
-            (m.name, m.output, m.last, m.whole, len(set(m.tokens)), m.among is not None, m.copies)
+            (
+                *(m.name, m.output, m.last, m.whole, len(set(m.tokens)), m.among is not None, m.copies),
+                *map(str, m.reads),
+            )
             for m in self.metrics
         ]
         tokens = len(self.tokens)
@@ -75,13 +78,13 @@ class SweepSpec:
 
 @dataclass(frozen=True, slots=True)
 class ReadOut:
-    """The nodes that metrics read, whether the last position alone, and how many columns of a product.
+    """The nodes that metrics read, those read at the last positions alone, and how many columns of a product.
 
     `taken` has what each metric takes for one number of what it reads, in bytes; see `Metric.copies`.
     """
 
     targets: tuple[str, ...]
-    last: bool
+    last: tuple[str, ...]
     columns: tuple[tuple[str, int], ...] = ()
     taken: tuple[tuple[str, bool, int], ...] = ()
 

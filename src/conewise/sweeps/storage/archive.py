@@ -26,6 +26,7 @@ from conewise.files import KIND, Format, read_json, write_whole
 from conewise.jobs import store
 from conewise.program.foreign import within_memory
 from conewise.program.tensors import Tensor
+from conewise.runs.metrics import Vector
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
 from conewise.sweeps.storage.codec import decoded, from_rows
@@ -166,6 +167,7 @@ def _manifest(result: ResultData, checksum: str, trace: Mapping[str, Any] | None
         "metrics": list(result.metrics),
         **({"approximate": True, "method": result.method} if result.method else {}),
         **({"missing": [asdict(one) for one in result.missing]} if result.missing else {}),
+        **({"vectors": [asdict(one) for one in result.vectors]} if result.vectors else {}),
         # Hexadecimal, because a metric may be infinite, which JSON cannot say.
         "base": _exact(result.base),
         "source": _exact(result.source),
@@ -181,7 +183,7 @@ def _manifest(result: ResultData, checksum: str, trace: Mapping[str, Any] | None
 def _checksum(manifest: Mapping[str, Any]) -> str:
     """A checksum over what the numbers of a result are, and what they are of."""
     sealed = {name: manifest.get(name) for name in _SEALED}
-    sealed |= {name: manifest[name] for name in ("trace",) if name in manifest}  # 0.1.0 had none
+    sealed |= {name: manifest[name] for name in ("trace", "vectors") if name in manifest}  # 0.1.0 had none
     return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
@@ -229,7 +231,18 @@ def _result(folder: Path, manifest: Mapping[str, Any], values: bytes) -> ResultD
         source_per_prompt=source_per_prompt,
         method=decoded(manifest.get("method", ""), str, "method"),
         missing=decoded(manifest.get("missing", []), tuple[Missing, ...], "missing"),
+        vectors=_vectors(manifest, metrics),
     )
+
+
+def _vectors(manifest: Mapping[str, Any], metrics: Sequence[str]) -> tuple[Vector, ...]:
+    """The axes of each metric, where some are vectors. Raises ValueError where they are not those named."""
+    found: tuple[Vector, ...] = decoded(manifest.get("vectors", []), tuple[Vector, ...], "vectors")
+    if any(len(one.axes) != len(one.coordinates) for one in found) or (
+        found and sum(one.size for one in found) != len(metrics)
+    ):
+        raise ValueError("vectors do not have as many numbers as there are metrics")
+    return found
 
 
 def _exact(numbers: Tensor | None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from conewise.anatomy.selectors import Cell, Spread
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
+from conewise.runs.metrics import Vector
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.templates import verdict
@@ -115,8 +116,9 @@ class ResultData:
     `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
     come from a run. `origin` is what they depend on; see `provenance`. `method` is empty where every value
     was computed in its world; else values are approximate, and it says by which method. `story` says what was
-    asked, where that is known: the prompts with their tokens, the metric in words. `missing` are the cells
-    that could not be computed where a fleet ran the sweep: their values are NaN.
+    asked, where that is known: the prompts with their tokens, the metric in words. Where some metric is a
+    vector, `vectors` has the axes of each metric, and `metrics` a name for each number. `missing` are the
+    cells that could not be computed where a fleet ran the sweep: their values are NaN.
     """
 
     plan: SweepPlan
@@ -136,6 +138,19 @@ class ResultData:
     method: str = ""
     story: Any = field(default=None, repr=False)
     missing: tuple[Missing, ...] = ()
+    vectors: tuple[Vector, ...] = ()
+
+    def _rows_of_vectors(self) -> list[slice]:
+        """The rows of `table` that are each metric: one, or as many as a vector has numbers."""
+        sizes = [one.size for one in self.vectors] or [1] * len(self.metrics)
+        return [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+    def _metric_at(self, row: int) -> tuple[str, slice]:
+        """The metric that a row of `table` is of: its name and all of its rows."""
+        for vector, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
+            if rows.start <= row < rows.stop:
+                return vector.name, rows
+        return self.metrics[row], slice(row, row + 1)
 
     @property
     def numbers(self) -> dict[str, Tensor | None]:
