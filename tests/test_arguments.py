@@ -54,6 +54,7 @@ TAKEN: dict[str, Callable[[Any], Any]] = {
     "Count": lambda value: isinstance(value, int | np.integer) and value >= 0,
     "Seed": lambda value: isinstance(value, int | np.integer) and abs(int(value)) < 2**64,
     "NonNegative": lambda value: isinstance(value, int | float | np.number) and 0 <= value < math.inf,
+    "PositiveNumber": lambda value: isinstance(value, int | float | np.number) and 0 < value < math.inf,
 }
 # Aliases of unions, whose functions look at what they are given: what they take is checked where it is used.
 OPEN = {

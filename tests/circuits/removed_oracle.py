@@ -85,20 +85,27 @@ class Plain:
 
         They carry what is `ablated`, by writer, or what they have of their own.
         """
+        lost = set(removed)
+
+        def carried(writer: str, reader: str, part: Tensor) -> Tensor:
+            if (writer, reader) not in lost:
+                return part
+            if by_edge is not None:
+                return by_edge[writer, reader]
+            assert ablated is not None
+            return ablated[writer]
+
+        return self.world(ids, carried)
+
+    def world(self, ids: Tensor, carried: Callable[[str, str, Tensor], Tensor]) -> tuple[Tensor, Parts]:
+        """The logits and the parts, where a reader sees what is `carried` (writer, reader, its part)."""
         parts: Parts = {"input": self.embed(ids)}
         constant = torch.zeros_like(parts["input"])
-        lost = set(removed)
 
         def seen(reader: str, before: Parts, rest: Tensor) -> Tensor:
             stream = rest.clone()
             for writer, part in before.items():
-                if (writer, reader) not in lost:
-                    stream = stream + part
-                elif by_edge is not None:
-                    stream = stream + by_edge[writer, reader]
-                else:
-                    assert ablated is not None
-                    stream = stream + ablated[writer]
+                stream = stream + carried(writer, reader, part)
             return stream
 
         for layer in range(self.layers):

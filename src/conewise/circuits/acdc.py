@@ -22,11 +22,13 @@ import torch
 from numpy.typing import NDArray
 
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.arguments import as_bytes, checked
+from conewise.arguments import Positive, PositiveNumber, Seed, as_bytes, checked
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision
 from conewise.circuits.curve import helpful_sign
+from conewise.circuits.edge_pruning import EdgePruning
 from conewise.circuits.forwards import asked
+from conewise.circuits.gated_forward import Training, in_batches
 from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.masked_forward import Forward, Stage, stages_of
 from conewise.circuits.replaced_parts import Mask, edge_facts
@@ -471,12 +473,19 @@ def find_circuit(
     source: Any = None,
     metric: Any = None,
     method: str = "acdc",
-    threshold: float,
+    threshold: float | None = None,
     harm: str = "auto",
     heads: str = "descending",
     speculative: bool = True,
-) -> Search:
+    top: int | None = None,
+    steps: Positive | None = None,
+    lr: PositiveNumber | None = None,
+    seed: Seed | None = None,
+    batch_size: Positive | None = None,
+) -> Runnable[Circuit]:
     """Find the circuit of a task by ACDC: the edges without which the metric changes by `threshold` or more.
+
+    Or by edge pruning, method="edge-pruning": the `top` edges whose learned gates are most open, see below.
 
     `base` is the run whose behaviour is to be kept, and `source` what removed edges carry: what they do in
     another run, "zero", "mean" or `cw.mean(...)`; or `prompts` are pairs of any lengths. See
@@ -498,8 +507,31 @@ def find_circuit(
     attention, MLP or logits that it was at, so that decisions and scores are those of a search that was never
     cut off, bit for bit where `max_memory` and workers are the same. `progress` counts edges decided, of all.
     Workers evaluate each a part of the candidates; this process decides.
+
+    **Edge pruning** (Bhaskar et al. 2024) learns a hard-concrete gate for every edge, in `steps` (200) of
+    Adam with the rate `lr` (0.1) and random numbers from `seed` (0): the circuit stays near the model while
+    all but `top` gates close. Near is a small metric where it is a loss (`kl`, `cross_entropy`), and a small
+    squared difference from the model otherwise. The circuit has the `top` edges that are most open, without
+    dead ends; its scores are the gates' odds as probabilities. A step is over all prompts, or with
+    `batch_size` over at most so many of one length, in turn.
     """
-    _expect(method, "method", ("acdc",))
+    _expect(method, "method", ("acdc", "edge-pruning"))
+    if method == "edge-pruning":
+        if threshold is not None:
+            raise CircuitError(
+                Argument("threshold"), " is for ACDC; edge pruning keeps ", Argument("top"), " edges."
+            )
+        batches = in_batches(model, prompts, batch_size)
+        given = asked(model, prompts=batches, base=base, source=source, metric=metric)
+        training = Training(steps or 200, lr or 0.1, seed or 0, batch_size is not None)
+        return EdgePruning(given, top, training)
+    learning = {"top": top, "steps": steps, "lr": lr, "seed": seed, "batch_size": batch_size}
+    for name in (name for name, one in learning.items() if one is not None):
+        raise CircuitError(Argument(name), " is for method='edge-pruning', not for ACDC.")
+    if threshold is None:
+        raise CircuitError(
+            "ACDC keeps edges by ", Argument("threshold"), ", a change of the metric; give one."
+        )
     return Search(
         model,
         prompts=prompts,

@@ -15,7 +15,7 @@ import numpy as np
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.arguments import checked
+from conewise.arguments import Positive, PositiveNumber, checked
 from conewise.circuits.circuit_data import (
     CircuitData,
     Decision,
@@ -42,7 +42,8 @@ from conewise.circuits.circuit_files import (
 )
 from conewise.circuits.curve import SELECTIONS, FaithfulnessCurve, curve_of
 from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
-from conewise.circuits.forwards import asked
+from conewise.circuits.forwards import OptimalAblation, asked
+from conewise.circuits.gated_forward import Training, in_batches, optimal_constants
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
@@ -287,6 +288,30 @@ class Circuit(CircuitData):
             max_memory=max_memory,
             workers=workers,
         )
+
+    @one_thread
+    def optimal_ablation(
+        self,
+        prompts: Any = None,
+        *,
+        base: Any = None,
+        metric: Any = None,
+        steps: Positive = 100,
+        lr: PositiveNumber = 0.01,
+        batch_size: Positive | None = None,
+    ) -> OptimalAblation:
+        """Learn what removed edges carry best: one vector for each writer.
+
+        It is a `source` of evaluations: `circuit.evaluate(prompts, source=circuit.optimal_ablation(prompts))`
+        (Li & Janson 2024). Vectors begin with their means over prompts and positions, and take `steps` of
+        Adam with the rate `lr`. Near is a small metric where it is a loss, "kl" by default, and a small
+        squared difference from the model otherwise. See `Model.find_circuit` for `batch_size`.
+        """
+        model = self._own_model("optimal_ablation")
+        metric = "kl" if metric is None and prompts is not None else metric
+        batches = in_batches(model, prompts, batch_size)
+        given = asked(model, prompts=batches, base=base, source="mean", metric=metric)
+        return optimal_constants(given, self.numbers, Training(steps, lr, in_turn=batch_size is not None))
 
     @one_thread
     def faithfulness_curve(

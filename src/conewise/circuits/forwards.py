@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -242,7 +241,7 @@ class Asked:
 
     @contextmanager
     def _forward(
-        self, pool: WorldsExecutor | None, kind: type[MaskedForward] | None = None
+        self, pool: WorldsExecutor | None, kind: type[MaskedForward | PrunedForward] | None = None
     ) -> Iterator[Forward]:
         """The forward of this group; weights and runs are checked before and after."""
         facts = edge_facts(self.model)
@@ -333,7 +332,7 @@ def asked(
     if metric is None:
         raise CircuitError("there is no `metric`: give one, for one `cw.logit_diff(...)`.")
     one = as_metric(metric, model)
-    constants = source.constants_of(model) if isinstance(source, ConstantAblation) else None
+    constants = source.constants_of(model) if isinstance(source, OptimalAblation) else None
     ablation, source = ("optimal", None) if constants is not None else _carried(source)
     base, source = _run(model, base, "base"), _run(model, source, "source")
     if base is None:
@@ -349,13 +348,37 @@ def asked(
     return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory), constants=constants)
 
 
-@runtime_checkable
-class ConstantAblation(Protocol):
-    """An ablation under which removed edges carry one vector for each writer."""
+@dataclass(frozen=True, eq=False, repr=False)
+class OptimalAblation:
+    """A constant for each writer, learned so that a circuit is as near to its model as it can be.
 
-    @abstractmethod
+    `values` are [writer, d_model] in the order of `writers`, `losses` the distance at each step of the
+    training. As the `source` of evaluations and searches it is what removed edges carry.
+    """
+
+    of: str
+    writers: tuple[str, ...]
+    values: Tensor
+    losses: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"OptimalAblation of {len(self.writers)} writers of {self.of}: distance {self.losses[0]:.4g} "
+            f"with means, {self.losses[-1]:.4g} after {len(self.losses)} steps"
+        )
+
     def constants_of(self, model: Captured) -> Tensor:
-        """[writer, d_model] for a model. Raises CircuitError where they are those of another one."""
+        """[writer, d_model] for a model. Raises CircuitError where it has other writers."""
+        graph = edge_facts(model).graph
+        if self.writers != tuple(one.name for one in graph.writers) or graph.width not in (
+            None,
+            self.values.shape[1],
+        ):
+            raise CircuitError(
+                f"these constants are of {len(self.writers)} writers of {self.of}, of {self.values.shape[1]} "
+                f"features, and {model.name} has {graph}. Learn its own: `circuit.optimal_ablation(prompts)`."
+            )
+        return self.values.to(facts_of(model).device)
 
 
 def read_prompts(model: Captured, prompts: Any) -> TokenizedPrompts:

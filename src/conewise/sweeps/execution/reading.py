@@ -176,8 +176,7 @@ class MetricReader:
 
         `prompts` is how many there are in a world, where the batch is fixed and no size says so.
         """
-        batch = layout.batch if prompts is None else prompts
-        found = [self._of_stack(metric, outputs, worlds, layout, columns, batch) for metric in self._of_base]
+        found = self.computed(outputs, worlds, layout, columns, prompts)
 
         def fetch() -> Tensor:
             numbers = [
@@ -187,6 +186,21 @@ class MetricReader:
             return torch.cat(numbers, dim=1)
 
         return fetch
+
+    def computed(
+        self,
+        outputs: Mapping[str, Tensor],
+        worlds: int,
+        layout: Layout,
+        columns: Mapping[str, int],
+        prompts: int | None = None,
+    ) -> list[list[Tensor]]:
+        """Every metric of a stack of worlds where it was computed, recorded if the outputs are.
+
+        Each is one [world, prompt]; one of all outputs is [1, prompt] for each world.
+        """
+        batch = layout.batch if prompts is None else prompts
+        return [self._of_stack(metric, outputs, worlds, layout, columns, batch) for metric in self._of_base]
 
     def _of_stack(
         self,
