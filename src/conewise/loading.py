@@ -59,8 +59,16 @@ TINY = "tiny"
 KNOWN = (DEFAULT, TINY)
 """The names that stand for a model before any folder or hub is looked at."""
 
-ALIASES = {"smollm2": DEFAULT}
-"""Shorter names, for where no folder or file has that name."""
+ALIASES = {
+    "smollm2": DEFAULT,
+    "gpt2-small": "openai-community/gpt2",
+    **{f"gpt2-{size}": f"openai-community/gpt2-{size}" for size in ("medium", "large", "xl")},
+    **{
+        f"pythia-{size}": f"EleutherAI/pythia-{size}" for size in ("14m", "70m", "160m", "410m", "1b", "1.4b")
+    },
+    **{f"pythia-{size}": f"EleutherAI/pythia-{size}" for size in ("2.8b", "6.9b", "12b")},
+}
+"""Shorter names, those of TransformerLens among them, for where no folder or file has that name."""
 
 
 with needs("hf"):
@@ -108,7 +116,8 @@ def load(
     - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
     - a GGUF file. It is converted once, which takes a while, and kept in the cache folder
       (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
-    - a name on the Hugging Face hub, at `revision`.
+    - a name on the Hugging Face hub, at `revision`. The names that TransformerLens has for GPT-2 and Pythia
+      ("gpt2-small", "pythia-70m") stand for those on the hub.
 
     With `split_groups`, every head has keys and values of its own where groups of heads share them: there are
     edges to each head's own, as in tools that ungroup them. Without it a group's are one reader.
@@ -134,8 +143,8 @@ def load(
 
 def _loaded(name: str, options: _Options) -> Model:
     path = as_path(name)
-    if name in ALIASES and not is_there(path, Path.exists):
-        name = ALIASES[name]
+    if name.lower() in {*ALIASES, *KNOWN} and not is_there(path, Path.exists):
+        name = ALIASES.get(name.lower(), name.lower())
     if name == DEFAULT:
         options.refuse_revision(name)
         file, source = _embedded()

@@ -54,6 +54,23 @@ CAPTURED = frozenset(
 """The attributes that a model has once it is captured."""
 
 
+_CACHE = "`run = model.run(text)`: `run['resid_post', 2]` is an activation, `run.logits` the output"
+_PATCH = "`with run.fork() as world: world.patch(site, value)` for one change, `model.sweep(...)` for many"
+_MODULE = "`model.module`, the PyTorch module"
+_CONFIG = "`model.n_layers`, `model.n_heads`, or `model.module.config`"
+ELSEWHERE = {
+    **dict.fromkeys(("run_with_cache", "forward", "cache", "activations"), _CACHE),
+    **dict.fromkeys(("run_with_hooks", "hooks", "add_hook", "trace", "patch", "ablate"), _PATCH),
+    **dict.fromkeys(("to_tokens", "to_string", "to_str_tokens", "tokenize"), "`model.tokenizer`"),
+    **dict.fromkeys(
+        ("cfg", "config", "d_model", "d_head", "d_vocab", "d_mlp", "n_ctx", "num_layers", "vocab_size"),
+        _CONFIG,
+    ),
+    **dict.fromkeys(("device", "dtype", "to", "eval", "cuda", "parameters", "state_dict"), _MODULE),
+}
+"""Names that models of other libraries have, and what to use instead here."""
+
+
 @checked
 @one_thread
 class Model(Captured):
@@ -83,7 +100,8 @@ class Model(Captured):
     def __getattr__(self, name: str) -> Any:
         """Capture a loaded model where something is read that only a captured one has."""
         if name not in CAPTURED or self.is_captured:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            hint = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
         self._capture_for(None)
         return getattr(self, name)
 

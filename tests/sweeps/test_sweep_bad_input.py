@@ -320,7 +320,7 @@ def test_all_batches_are_held_to_the_budget_of_a_plan_that_is_given(captured: Mo
         ([], "base is a run, or a list of runs or of inputs; it has at least one"),
         ("corrupted", "base is a run, or a list of runs or of inputs, and str 'corrupted' is neither"),
         (
-            torch.zeros(2, 6, dtype=torch.long),
+            torch.zeros(2, 6),
             "base is a run, or a list of runs or of inputs, and Tensor of shape",
         ),
         ([3], "base is a run, or a list of runs or of inputs, and int 3 is neither. Inputs are written"),

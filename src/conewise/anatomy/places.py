@@ -155,14 +155,25 @@ _ITEM = re.compile(r"\s*(\w+)\s*=\s*(\[[^\]]*\]|[^,\[\]]+?)\s*(?:,|$)")
 _HOOK = re.compile(r"blocks\.(\d+)\.(?:attn\.|mlp\.)?hook_(\w+)")
 
 
+_NUMBERED = re.compile(r"([a-z]\w*)\[(-?\d+)\]")
+
+
+def component(name: str) -> tuple[str, str] | None:
+    """Layer and head of "L2H1", each a number or "*"; None for what is no head, or a head's input."""
+    head = _HEAD.fullmatch(name)
+    return None if head is None or head[3] else (head[1], head[2])
+
+
 def read_name(name: str) -> tuple[str, dict[str, Any]]:
-    """The kind that a name means and what it chooses: of "z[layer=2, head=1]" and of "L2H1".
+    """The kind that a name means and what it chooses: of "z[layer=2, head=1]", of "L2H1", of "resid_post[2]".
 
     Any other name is as it is. Choices are numbers, tuples of them, or slices as texts.
     """
-    head = _HEAD.fullmatch(name)
-    if head and head[1].isdigit() and head[2].isdigit() and not head[3]:
-        return "z", {"layer": int(head[1]), "head": int(head[2])}
+    head = component(name)
+    if head is not None and "*" not in head:
+        return "z", {"layer": int(head[0]), "head": int(head[1])}
+    if numbered := _NUMBERED.fullmatch(name):
+        return numbered[1], {"layer": int(numbered[2])}
     found = _WITH_PART.fullmatch(name)
     if found is None:
         return name, {}
@@ -189,6 +200,8 @@ def _choice(axis: str, text: str) -> Any:
         return text.strip("'\"")
     if text.startswith("["):
         return tuple(int(one) for one in text[1:-1].split(","))
+    if text == "*":
+        return ":"
     if ":" in text:
         _ = [int(bound) for bound in text.split(":") if bound.strip()]
         return text

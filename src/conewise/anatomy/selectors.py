@@ -18,6 +18,7 @@ from conewise.anatomy.places import (
     as_numbers,
     as_place,
     as_written,
+    component,
     read_name,
 )
 from conewise.arguments import checked, expect, has_items
@@ -216,14 +217,18 @@ SelectorLike = (
 def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
     """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
 
-    The name may say some of it: `sites("z[layer=2, head=:]")`; `sites("z.*", head=":")` is short for
-    `sites("z", layer=":", head=":")`. Each of layer, head, kv_head, expert, pos, query_pos, key_pos, channel,
-    state, neuron, latent, d and batch (and dim1, dim2, ... of a module's site) is a number, a list of
-    numbers, a range, or a slice, which may be a string: ":" is all, "2:5" is 2, 3, 4. An axis that is given a
-    plain number is no axis of the result. Selectors add up: `sites(...) + sites(...)`.
+    The name may say some of it: `sites("z[layer=2, head=:]")`. `sites("z.*", head=":")` is short for
+    `sites("z", layer=":", head=":")`, and so is `sites("blocks.*.attn.hook_z", head=":")`.
+    `sites("model.layers.*.mlp")` takes a module of every layer.
+
+    Each of layer, head, kv_head, expert, pos, query_pos, key_pos, channel, state, neuron, latent, d and batch
+    (and dim1, dim2, ... of a module's site) is a number, a list of numbers, a range, or a slice, which may be
+    a string: ":" is all, "2:5" is 2, 3, 4. An axis that is given a plain number is no axis of the result.
+    Selectors add up: `sites(...) + sites(...)`.
     """
-    if (kind := name.removesuffix(".*")) != name and "." not in kind and "layer" not in choices:
-        name, choices = kind, {**choices, "layer": ":"}
+    name, layers = _every_layer(name)
+    if layers and "layer" not in choices:
+        choices = {**choices, "layer": ":"}
     kind, own = read_name(name)
     stack = own.pop("stack", stack)
     if twice := sorted(own.keys() & choices.keys()):
@@ -241,10 +246,27 @@ def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> S
     return Selector(name, stack, MappingProxyType({axis: plain[axis] for axis in ordered}))
 
 
+_HOOKS = re.compile(r"blocks\.\*\.(?:attn\.|mlp\.)?hook_(\w+)")
+
+
+def _every_layer(name: str) -> tuple[str, bool]:
+    """A name without what stands for every layer in it, and whether it had that.
+
+    "z" of "z.*" and of "blocks.*.attn.hook_z", "z[layer=:, head=:]" of "L*H*"; a module's path keeps its "*".
+    """
+    if hooks := _HOOKS.fullmatch(name):
+        return hooks[1], True
+    if (head := component(name)) is not None and "*" in name:
+        return f"z[layer={head[0]}, head={head[1]}]".replace("*", ":"), False
+    if (kind := name.removesuffix(".*")) != name and "." not in kind:
+        return kind, True
+    return name, name.count("*") == 1 and "[" not in name
+
+
 def _as_choice(axis: str, choice: object) -> Choice:
     """A choice as a plain number, a string or a tuple of numbers, whatever kind of number was given."""
     if isinstance(choice, str):
-        return choice
+        return ":" if choice.strip() == "*" else choice
     if isinstance(choice, slice):
         bounds = (choice.start, choice.stop, choice.step)
         return ":".join("" if bound is None else str(bound) for bound in bounds)

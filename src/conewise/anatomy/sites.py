@@ -349,6 +349,9 @@ class SiteTable:
             renamed = self._renamed(names[0])
             if renamed in self._by_name:
                 return self._by_name[renamed]
+            module = kind_or_name.removesuffix(".output")  # as nnsight writes it
+            if module in self._by_name and self._by_name[module].kind == "module":
+                return self._by_name[module]
             kind, _, number = kind_or_name.rpartition(".")
             if kind in self.kinds and re.fullmatch("-?[0-9]+", number):  # resid_post.10, z.-1
                 return self.find(kind, int(number), stack)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conewise.errors import InputMismatchError, MetricError, MissingSiteError, PromptError, describe
-from conewise.program.records import TOKEN_KEEPING, Program, Ref
+from conewise.program.records import TOKEN_KEEPING, Input, Program, Ref
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, expect_apart, logit_diff, one_number, prob
 from conewise.text.tokens import AnswerReader, token_ids
@@ -51,6 +51,9 @@ def with_tokens(
                 f"a text was given, which is read as {named!r}, and {named!r} as well; leave one of them out."
             )
         return (), {**text_inputs(model, args[0]), **kwargs}
+    if len(args) == 1 and isinstance(args[0], Mapping) and reads_encodings(model, args[0]):
+        return (), encoded(model, {**args[0], **kwargs})
+    kwargs = encoded(model, kwargs)
     if not any(isinstance(value, str | list | tuple) for value in kwargs.values()):
         return args, kwargs
     # A text under another name may be a setting of the module, which is part of the graph.
@@ -62,6 +65,39 @@ def with_tokens(
             made = text_inputs(model, value)
             return args, {**made, **kwargs, name: made[name]}
     return args, kwargs
+
+
+def reads_encodings(model: Captured, given: Mapping[str, Any]) -> bool:
+    """True if these are what a tokenizer returns, and the model reads its token ids under that name."""
+    return "input_ids" in given and any(leaf.name == "input_ids" for leaf in model.program.inputs)
+
+
+def encoded(model: Captured, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inputs as a tokenizer returns them: lists of token ids are rows of a tensor.
+
+    An attention mask that hides nothing is left out where the model was captured without one.
+    """
+    if not reads_encodings(model, given) or is_text(given["input_ids"]):
+        return given
+    leaves = {leaf.name: leaf for leaf in model.program.inputs}
+    found = {
+        name: _rows_of(value, leaves[name]) if name in leaves else value for name, value in given.items()
+    }
+    mask = found.get("attention_mask")
+    if mask is not None and "attention_mask" not in leaves and bool(torch.as_tensor(mask).all()):
+        del found["attention_mask"]
+    return found
+
+
+def _rows_of(given: Any, leaf: Input) -> Any:
+    """A list of numbers, or of lists of them, as a tensor [prompt, position]; anything else as it is."""
+    if not isinstance(given, list | tuple):
+        return given
+    try:
+        rows = torch.tensor(given, dtype=leaf.dtype, device=leaf.device)
+    except (TypeError, ValueError):
+        return given
+    return rows[None] if rows.ndim == 1 else rows
 
 
 def tokens_of(tokenizer: Any, texts: str | Sequence[str]) -> Tensor:

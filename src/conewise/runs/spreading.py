@@ -30,6 +30,7 @@ from conewise.anatomy.selectors import (
     has_one_writer,
     is_place,
     joined,
+    sites,
 )
 from conewise.anatomy.sites import Located
 from conewise.circuits.replaced_parts import edge_facts
@@ -78,10 +79,26 @@ def with_named(sites: Any, model: Captured) -> Any:
     return [_item(item, model, cones) for item in sites]
 
 
+def selector_of(name: str, model: Captured) -> Selector:
+    """All places of a name, every layer and head unless it chooses some of them itself."""
+    found = sites(name)
+    layers = model.sites.layers(found.name, found.stack)
+    if not layers:
+        return found
+    axes = model.locate(Place(found.name, layers[0], found.stack)).view.axes
+    usual: dict[str, Choice] = {axis: ":" for axis in ("head", "kv_head") if axis in axes}
+    return sites(found.name, stack=found.stack, **{"layer": ":", **usual, **found.choices})
+
+
 def _named(one: Any, model: Captured) -> Any:
-    """The edge of a name, `a0.h1->a3.h2<q>` or at one position `a0.h1->a3.h2<q>@7`; all else as it is."""
-    if not isinstance(one, str) or "->" not in one:
+    """The edge of a name, `a0.h1->a3.h2<q>` or at one position `a0.h1->a3.h2<q>@7`; all else as it is.
+
+    A kind, and a name with "*" for every layer, stand for all their places.
+    """
+    if not isinstance(one, str):
         return one
+    if "->" not in one:
+        return selector_of(one, model) if "*" in one or one in model.sites.kinds else one
     whole, at, pos = one.partition("@")
     writer, reader = edge_facts(model).components.edge(whole)
     part = dict(part_of(reader))
@@ -350,19 +367,24 @@ def _chosen_along(selector: Selector, model: Captured, shapes: Sequence[Lengths]
     layers: Sequence[int | None] = (None,)
     along: dict[str, tuple[int, ...]] = {}
     if "layer" in choices:
-        known = table.layers(selector.name, selector.stack)
+        known = _numbered(selector.name, model) or table.layers(selector.name, selector.stack)
+        if not known and "*" in selector.name:
+            raise SiteError(
+                f"no site matches {selector.name!r}: '*' is the number of a layer, as in 'z.*' and in the "
+                "path of a module, 'model.layers.*.mlp'. `model.sites` lists the names."
+            )
         if not known:
-            model.locate(Place(selector.name, 0, selector.stack))  # says why there is none
+            model.locate(_place(selector, 0, MappingProxyType({})))  # says why there is none
         choice = choices.pop("layer")
         picked = chosen(choice, max(known) + 1, "layer", selector)
         missing = [layer for layer in picked if layer not in known]
         if isinstance(choice, str) and len(missing) < len(picked):
             picked = [layer for layer in picked if layer in known]  # a slice is of the layers that have it
         elif missing:
-            model.locate(Place(selector.name, missing[0], selector.stack))
+            model.locate(_place(selector, missing[0], MappingProxyType({})))
         layers = picked
         along["layer"] = tuple(picked)
-    first = Place(selector.name, layers[0], selector.stack)
+    first = _place(selector, layers[0], MappingProxyType({}))
     found, *others = map(model.locate, model.each_call([first]))
     lengths = _lengths(found, shapes)
     for other in others:
@@ -412,10 +434,24 @@ def _spread_selector(selector: Selector, number: int, along: Along) -> Spread:
         at = dict(zip(along, point, strict=True))
         layer = at.get("layer")
         part = {axis: index for axis, index in at.items() if axis != "layer"}
-        place = Place(selector.name, layer, selector.stack, MappingProxyType(part))
+        place = _place(selector, layer, MappingProxyType(part))
         cells.append(Cell((place,), number, MappingProxyType(at)))
     open_axes = _open_axes(selector, along)
     return Spread(selector.name, open_axes, tuple(along[axis] for axis in open_axes), tuple(cells))
+
+
+def _place(selector: Selector, layer: int | None, part: Mapping[str, Any]) -> Place:
+    """A place of a selector; of a module's path, "*" is the layer."""
+    if "*" in selector.name:
+        return Place(selector.name.replace("*", str(layer)), None, selector.stack, part)
+    return Place(selector.name, layer, selector.stack, part)
+
+
+def _numbered(name: str, model: Captured) -> tuple[int, ...]:
+    """The numbers that "*" stands for in the names of sites, "model.layers.*.mlp"."""
+    pattern = re.compile(re.escape(name).replace(r"\*", "([0-9]+)", 1))
+    found = (pattern.fullmatch(site.name) for site in model.sites) if name.count("*") == 1 else ()
+    return tuple(sorted({int(match[1]) for match in found if match}))
 
 
 def _open_axes(selector: Selector, along: Along) -> tuple[str, ...]:

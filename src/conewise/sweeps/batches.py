@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
+
 from conewise.errors import InputMismatchError, PromptError, SweepError, describe, nearest_names
 from conewise.program.tensors import Tensor, copy_of
 from conewise.program.weights import Sums
 from conewise.report.story import Story, TokenizedPair
 from conewise.runs.captured import Captured
-from conewise.runs.inputs import is_text, text_input, text_inputs
+from conewise.runs.inputs import encoded, is_text, text_input, text_inputs
 from conewise.runs.interventions import WORDS, Intervention, as_intervention
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading
@@ -185,7 +187,14 @@ class Batches:
 
 
 def _read(model: Captured, given: Any) -> Any:
-    """Return what was given, with texts as inputs: a list of texts is one batch, with a row for each."""
+    """Return what was given, with texts as inputs: a list of texts is one batch, with a row for each.
+
+    A tensor is token ids; what a tokenizer returns are inputs.
+    """
+    if isinstance(given, Tensor) and given.dtype == torch.int64:
+        return {text_input(model.program): given}
+    if isinstance(given, Mapping):
+        return encoded(model, given)
     if model.tokenizer is None:
         return given
     if is_text(given):
@@ -197,6 +206,8 @@ def _read(model: Captured, given: Any) -> Any:
 
 def _read_source(model: Captured, given: Any, *, is_listed: bool) -> Any:
     """A source with texts as inputs; in a list, each is that of a batch where bases are listed too."""
+    if isinstance(given, Mapping) or (isinstance(given, Tensor) and given.dtype == torch.int64):
+        return _read(model, given)
     if model.tokenizer is None:
         return given
     if isinstance(given, str):

@@ -24,7 +24,7 @@ from conewise.errors import Argument, PromptError, PromptWarning, SiteError, Swe
 from conewise.program.calls import forward_parameters
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention
-from conewise.runs.spreading import with_named
+from conewise.runs.spreading import selector_of, with_named
 from conewise.text.prompts import Pair, TokenizedPrompts, as_pairs, tokenize
 from conewise.text.questions import Question, default_direction, expect_asked
 
@@ -117,12 +117,11 @@ def as_choice(text: str) -> Choice:
 
 def _usual(model: Captured, name: str, pos: str | None) -> dict[str, Choice]:
     """Return the usual choice along each axis: every layer, every head."""
-    layers = model.sites.layers(name) if name in model.sites.kinds else ()
-    first = model.each_call([Place(name, layers[0] if layers else None)])[0]
-    axes = model.locate(first).view.axes
-    choices: dict[str, Choice] = {"layer": ":"} if layers else {}
-    choices |= {axis: ":" for axis in ("head", "kv_head") if layers and axis in axes}
+    choices = dict(selector_of(name, model).choices)
     if pos is not None:
+        layers = model.sites.layers(name) if name in model.sites.kinds else ()
+        first = model.each_call([Place(name, layers[0] if layers else None)])[0]
+        axes = model.locate(first).view.axes
         if "pos" not in axes:
             raise SiteError(
                 Argument("pos", pos), f": {name} has no positions; its axes are {', '.join(axes)}."
