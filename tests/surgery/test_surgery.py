@@ -64,12 +64,7 @@ def test_a_sweep_behind_what_was_put_into_a_modules_input_is_checked(
     """What a block makes there is its own output; at the input of the module, patches come before it."""
     place = cw.site(kind, layer=0, stack=stack)
     axis = "neuron" if kind == "post" else "head"
-    surgery = (
-        cw.Surgery()
-        .graft(place, Bottleneck(width, 3))
-        .prune(cw.site(kind, layer=0, stack=stack, **{axis: 1}))
-    )
-    operated = surgery.apply(double(network))
+    operated = cw.Surgery().graft(place, Bottleneck(width, 3)).apply(double(network))
     base, source = (operated.run(**NETWORKS[network].example(seed)) for seed in (1, 2))
     cells = cw.sites(kind, layer=0, stack=stack, **{axis: [0, 2]})
     result = operated.sweep(cells, base=base, source=source, metric=lambda out: out.logits[:, -1, 3]).run()
