@@ -215,15 +215,29 @@ def compare(name: str, seed: int) -> str:
         whole = difference(programs[0], programs[-1]).recomputed
         if measured(programs, inputs) != (tuple(planned), whole):
             return f"the ledger counts {measured(programs, inputs)}, and the plan {planned}, {whole}"
+    is_compact = draw.random() < 0.4
+    if is_compact:
+        try:
+            made = cw.Surgery().compact().apply(made)
+        except ConewiseError as error:
+            if not any(why in str(error) for why in ("serves pruned entries alone", "is shared")):
+                raise
+            is_compact = False
+        base = made.run(**given)
+        if far := apart(base.logits, expected):
+            return f"outputs without the columns are {far:.2g} apart"
+        with torch.no_grad():
+            if not torch.equal(made.to_module()(**given).logits, base.logits):
+                return "the compact module is not the compact model"
     path = draw.choice(network.outs).format(draw.randrange(network.layers))
     work = draw.choice(["sweep", "serial sweep", "fork", "gradient", "verify", *["heads"] * bool(network.z)])
-    if work == "heads":
+    if work == "heads" and not is_compact:
         return by_heads(made, theirs, network, given, seed)
     try:
         made.locate(path)
     except ConewiseError:
         path = ""  # it was pruned or redefined
-    if work == "verify" or not path:
+    if work in {"verify", "heads"} or not path:
         return "" if made.verify(n=1).ok else f"verify: {made.verify(n=1)}"
     return WORK[work](made, theirs, network, path, given, seed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ class Axis:
     name: str
     length: Size
 
+
+Kept = Mapping[int, tuple[int, ...]]
+"""The entries of a value that are kept along some of the dimensions; all of them along the others."""
 
 Axes = tuple[tuple[Axis, ...], ...]
 """For each dimension of a tensor the axes packed in it, outermost first."""
@@ -252,6 +256,23 @@ class View:
         flat = [axis for packed in self.packing for axis in packed]
         return value.permute([*range(leading), *(leading + flat.index(axis) for axis in self.axes)])
 
+    def narrowed(self, shape: Sequence[Size], kept: Kept) -> View | None:
+        """The view of what is left of a value of this shape; None where no whole entries of an axis are."""
+        lengths = dict(self.lengths)
+        for dim, entries in kept.items():
+            packed, size = self.packing[dim], shape[dim]
+            known = [lengths.get(axis, -1 if len(packed) > 1 else size) for axis in packed]
+            if not isinstance(size, int) or not all(isinstance(one, int) for one in known):
+                return None
+            numbers = [one for one in known if isinstance(one, int)]
+            there = math.prod(one for one in numbers if one != -1)
+            numbers = [size // there if one == -1 else one for one in numbers]
+            left = split_entries([size], {0: entries}, numbers)
+            if left is None:
+                return None
+            lengths |= {axis: len(left.get(at, range(numbers[at]))) for at, axis in enumerate(packed)}
+        return View(self.axes, self.packing, lengths)
+
     def lengths_in(self, shape: Sequence[int], sizes: Sequence[int] = ()) -> tuple[int, ...]:
         """The length of each natural axis of a value of this shape."""
         return tuple(self.present(torch.empty(tuple(shape), device="meta"), sizes).shape)
@@ -297,6 +318,29 @@ class View:
             )
         target[index] = part
         return fresh
+
+
+def split_entries(sizes: Sequence[int], kept: Kept, others: Sequence[int]) -> Kept | None:
+    """The entries along other dimensions of the same numbers; None where they are not whole ones of these."""
+    mask = torch.ones(list(sizes), dtype=torch.bool)
+    for dim, entries in kept.items():
+        own = torch.zeros(sizes[dim], dtype=torch.bool)
+        own[list(entries)] = True
+        mask &= own.view([-1 if at == dim else 1 for at in range(len(sizes))])
+    return entries_of(mask.reshape(list(others)))
+
+
+def entries_of(mask: torch.Tensor) -> Kept | None:
+    """The entries along each dimension that a mask keeps; None where it keeps others than their product."""
+    product = torch.ones_like(mask)
+    found: dict[int, tuple[int, ...]] = {}
+    for dim, size in enumerate(mask.shape):
+        rest = [at for at in range(mask.ndim) if at != dim]
+        own = mask.any(dim=rest) if rest else mask
+        product &= own.view([-1 if at == dim else 1 for at in range(mask.ndim)])
+        if size > 1 and not bool(own.all()):
+            found[dim] = tuple(own.nonzero().flatten().tolist())
+    return found if torch.equal(product, mask) else None
 
 
 def view_of(axes: Axes | None, natural: Sequence[str], sizes: SizeTable) -> View | None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from conewise.anatomy.attention import Attention, find_attention, weight_of
+from conewise.anatomy.attention import Activation, Attention, find_attention, weight_of
 from conewise.anatomy.attention_axes import natural_axes
-from conewise.anatomy.axes import Axes, Axis, Selection, View, regroup, resolved, view_of
+from conewise.anatomy.axes import Axes, Axis, Kept, Selection, View, regroup, resolved, view_of
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
 from conewise.anatomy.recurrence import READ, WRITE, find_recurrences
@@ -301,6 +301,39 @@ class SiteTable:
         for name in self._hidden.keys() - made._by_name.keys():
             made._hidden.setdefault(name, self._hidden[name])
         return made
+
+    def narrowed(self, shapes: Mapping[str, Any], kept: Mapping[str, Kept]) -> SiteTable:
+        """The table, where entries of values of these `shapes` were removed: the lengths of axes are new."""
+
+        def site(one: Site) -> Site:
+            if one.view is None or one.node not in kept:
+                return one
+            return replace(one, view=one.view.narrowed(shapes[one.node], kept[one.node]))
+
+        def attention(own: Attention) -> Attention:
+            views = {
+                kind: one.view.narrowed(shapes[one.node], kept[one.node]) if one.node in kept else one.view
+                for kind, one in own.activations.items()
+            }
+            known = {
+                kind: Activation(own.activations[kind].node, view)
+                for kind, view in views.items()
+                if view is not None
+            }
+            is_cut = own.projection is not None and any(name in kept for name in own.projection.inputs)
+            return replace(own, activations=known, operand=None if is_cut else own.operand)
+
+        self.model_layers = [
+            replace(
+                layer,
+                attention=attention(layer.attention),
+                cross=None if layer.cross is None else attention(layer.cross),
+            )
+            for layer in self.model_layers
+        ]
+        self._by_name = {name: site(one) for name, one in self._by_name.items()}
+        self._by_kind = {key: site(one) for key, one in self._by_kind.items()}
+        return self
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._by_name.values())

@@ -389,6 +389,7 @@ def _chosen_along(selector: Selector, model: Captured, shapes: Sequence[Lengths]
     lengths = _lengths(found, shapes)
     for other in others:
         lengths = {axis: own for axis, own in _lengths(other, shapes).items() if lengths.get(axis) == own}
+    _expect_alike(selector, model, layers, found, choices)
     for written, choice in choices.items():
         features = next((one for one in FEATURES if one in lengths), written)
         axis = features if written == "d" else written
@@ -401,6 +402,37 @@ def _chosen_along(selector: Selector, model: Captured, shapes: Sequence[Lengths]
             )
         along[axis] = _chosen(choice, lengths[axis], axis, selector, from_end and axis in POSITIONS)
     return along
+
+
+def _expect_alike(
+    selector: Selector,
+    model: Captured,
+    layers: Sequence[int | None],
+    first: Located,
+    choices: Mapping[str, Choice],
+) -> None:
+    """Raise SiteError where a slice does not mean the same in all layers, as heads were removed in some."""
+    asked = [axis for axis, choice in choices.items() if isinstance(choice, str)]
+    own = _fixed(model, first)
+    for layer in layers[1:] if asked else ():
+        there = _fixed(model, model.locate(Place(selector.name, layer, selector.stack)))
+        for axis in asked:
+            if axis in own and own[axis] != there.get(axis, own[axis]):
+                raise SiteError(
+                    f"{selector}: layer {layers[0]} has {own[axis]} along {axis}, and layer {layer} has "
+                    f"{there[axis]}, so that {axis}={choices[axis]} does not mean the same in both. Sweep a "
+                    f"list: `[cw.sites({selector.name!r}, layer=0, {axis}=':'), ...]`."
+                )
+
+
+def _fixed(model: Captured, found: Located) -> dict[str, int]:
+    """The lengths of the axes of a site that are the same in every run."""
+    shape = model.program.shapes.get(found.node) or ()
+    alone = {
+        packed[0]: size for packed, size in zip(found.view.packing, shape, strict=False) if len(packed) == 1
+    }
+    known = {**alone, **found.view.lengths}
+    return {axis: length for axis, length in known.items() if isinstance(length, int)}
 
 
 def _lengths(found: Located, shapes: Sequence[Lengths]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conewise.anatomy.places import Place
 from conewise.errors import FormatError, SurgeryError, describe
 from conewise.files import as_path, read_json, write_whole
-from conewise.surgery.steps import Graft, Prune, Redefine, Step, Weight
+from conewise.surgery.steps import Compact, Graft, Prune, Redefine, Step, Weight
 
 STEPS, WEIGHTS = "surgery.json", "weights.safetensors"
 VERSION = 1
@@ -26,6 +26,7 @@ KINDS: Mapping[str, type[Step]] = {
     "graft": Graft,
     "redefine": Redefine,
     "weight": Weight,
+    "compact": Compact,
 }
 
 

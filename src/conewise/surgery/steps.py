@@ -16,13 +16,14 @@ from conewise.anatomy.places import Place
 from conewise.anatomy.sites import Located, Site, SiteTable
 from conewise.checks.hooking import Hook
 from conewise.errors import MissingSiteError, SurgeryError, describe, nearest_names
+from conewise.program.compaction import Compaction
 from conewise.program.export import Exported, called, distinct, eager
 from conewise.program.foreign import brief
 from conewise.program.insertion import Insertion, reading
 from conewise.program.lowering import live
 from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
 from conewise.program.sizes import Size, is_equal
-from conewise.program.walk import bitwise_same
+from conewise.program.walk import bitwise_same, output_names
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import mean
 from conewise.runs.run import baseline
@@ -34,6 +35,9 @@ from conewise.threads import one_module
 
 _aten = torch.ops.aten
 
+COLUMNS_APART = 1000
+"""A program without the columns that were zero differs from one that has them by the order of its sums: by at
+most so many times the precision of its numbers, as a share of the largest output."""
 MOST_APART = 1e-3
 """An operated module and its program differ by rounding, and by less than this share of the outputs."""
 
@@ -719,15 +723,89 @@ class Weight(Step):
         operation = _Operation(model)
         operation.insertion.sources[own.name] = replace(own, value=weight)
 
-        def edit(made: nn.Module) -> None:
-            owner, _, last = own.name.rpartition(".")
-            part = made.get_submodule(owner)
-            table: dict[str, Any] = part._parameters if last in part._parameters else part._buffers
-            table[last] = weight
-
-        operation.edit, operation.is_hooked = edit, True
+        operation.edit, operation.is_hooked = partial(_put, paths=(own.name,), weight=weight), True
         made = operation.made(self.path.rpartition(".")[2], f"{self.path} was replaced", lambda: made.program)
         return made
+
+
+def _put(made: nn.Module, paths: Sequence[str], weight: Tensor) -> None:
+    """Put a weight in place of another one of a module."""
+    for path in paths:
+        owner, _, last = path.rpartition(".")
+        part = made.get_submodule(owner)
+        table: dict[str, Any] = part._parameters if last in part._parameters else part._buffers
+        table[last] = weight
+
+
+# -- compact -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compact(Step):
+    """Rows and columns of weights that serve nothing but what was pruned to zero are removed."""
+
+    def __str__(self) -> str:
+        return "remove what is multiplied by zero"
+
+    def on(self, model: Captured) -> Made:
+        """See `Step`."""
+        cut = Compaction(model.program)
+        if not cut.sources:
+            raise SurgeryError(
+                "no row or column of a weight serves pruned entries alone. Prune heads, neurons or channels "
+                "to zero first; what is put to another value is added up as before, and stays."
+            )
+        program = replace(cut.program, module_name=_named(model, "columns removed"))
+        module = sharing(model.module)
+        for source in cut.sources.values():
+            _put(
+                module,
+                [path for path in (source.name, *source.aliases) if _holds(module, path)],
+                source.value,
+            )
+
+        def sites_of(made: Program) -> SiteTable:
+            table = model.site_table.operated(made, {}, (), "its columns were removed")
+            return table.narrowed(model.program.shapes, cut.kept)
+
+        return Made(
+            run_as_records(module, program, model.signature),
+            program,
+            sites_of,
+            lambda: self._again(model),
+            model.fidelity.reasons,
+        )
+
+    def _again(self, model: Captured) -> Program:
+        model.weights.expect_captured()
+        return self.on(model).program
+
+    def operated(self, model: Captured) -> Any:
+        """See `Step`; the outputs are compared with those of the model that has zeros."""
+        made = super().operated(model)
+        names = [output_names(one.program) for one in (model, made)]
+        old, new = (example_values(one, own) for one, own in zip((model, made), names, strict=True))
+        for one, other in zip(*names, strict=True):
+            before = old[one]
+            if not isinstance(before, Tensor) or not before.is_floating_point():
+                continue
+            most = COLUMNS_APART * torch.finfo(before.dtype).eps * float(before.abs().max())
+            apart = float((before - new[other]).abs().max())
+            if not apart <= most:
+                raise SurgeryError(
+                    f"without the columns the outputs are {apart:.2g} from those with zeros in their place, "
+                    f"and {most:.2g} is what sums in another order may differ by."
+                )
+        return made
+
+
+def _holds(module: nn.Module, path: str) -> bool:
+    owner, _, last = path.rpartition(".")
+    try:
+        part = module.get_submodule(owner)
+    except AttributeError:
+        return False
+    return last in part._parameters or last in part._buffers
 
 
 def _shown(given: Any) -> str:

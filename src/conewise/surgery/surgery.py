@@ -17,7 +17,7 @@ from conewise.model import Model
 from conewise.runs.splicing import SpliceStep, halves
 from conewise.surgery.files import read, write
 from conewise.surgery.plan import SurgeryPlan, plan
-from conewise.surgery.steps import Graft, Prune, Redefine, Step, Weight
+from conewise.surgery.steps import Compact, Graft, Prune, Redefine, Step, Weight
 
 
 @checked
@@ -89,6 +89,15 @@ class Surgery:
         encode, decode = halves(dictionary, encode, decode)
         read = None if reads is None else as_place(reads)
         return self._with(SpliceStep(as_place(place), encode, decode, read, name))
+
+    def compact(self) -> Surgery:
+        """Remove the rows and columns of weights that serve nothing but what was pruned to zero.
+
+        Heads, neurons and channels that are left are numbered anew. Keys and values that heads share stay
+        until all of these are pruned. The outputs are those with zeros, up to the order of sums, and
+        `to_module()` is smaller by what was removed.
+        """
+        return self._with(Compact())
 
     def undo(self) -> Surgery:
         """The surgery without its last step."""
