@@ -62,7 +62,7 @@ def test_one_worker_has_the_bits_of_a_local_search(model: Model, local: Circuit)
     assert torch.equal(changes(by_worker), changes(without))
     assert decided(by_worker) == decided(without)
     assert one.spent == here.spent
-    # The worlds that stages begin with are computed here, and by the worker that goes on from them.
+    # The worlds that layers begin with are computed here, and by the worker that goes on from them.
     assert one.node_evaluations - fleet.begun == here.node_evaluations
 
 

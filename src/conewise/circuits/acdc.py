@@ -30,7 +30,7 @@ from conewise.circuits.edge_pruning import EdgePruning
 from conewise.circuits.forwards import asked
 from conewise.circuits.gated_forward import Training, in_batches
 from conewise.circuits.greedy import Candidate, Greedy, Spent
-from conewise.circuits.masked_forward import Forward, Stage, stages_of
+from conewise.circuits.masked_forward import Forward, Stage, layers_of, stages_of
 from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.files import Format, as_path, is_there, read_json
@@ -226,24 +226,27 @@ class Search(Runnable[Circuit]):
     def _decisions(self, forward: Forward, known: Sequence[Decision]) -> Iterator[list[Decision]]:
         """All decisions in the order of visits, some at a time; `known` are those made before."""
         removed: Mask = np.zeros(forward.shape, dtype=bool)
-        for stage in reversed(forward.stages):
-            visits = self._visits(stage, removed, forward.moved)
-            again = _matching(known, visits)
-            known = known[len(again) :]
-            if len(again) == len(visits):
-                for visit, decision in zip(visits, again, strict=True):
-                    removed[visit.reader, visit.writer] = not decision.kept
-                yield again
-                continue
-            for visit in visits:
-                removed[visit.reader, visit.writer] |= not visit.is_read
-            line = [Candidate(one.reader - stage.first, one.writer) for one in visits if one.is_read]
-            # Every stage begins from the base and with guesses of its own: its last bits depend on nothing
+        for layer in layers_of(forward.stages):
+            is_known = len(known) >= sum(one.writers for stage in layer for one in stage.readers)
+            # Every layer begins from the base and with guesses of its own: its last bits depend on nothing
             # but what is removed, so that a search that goes on has those of one that was not cut off.
             greedy = Greedy(self.threshold, HARMS[self.harm], self.speculative, spent=self.spent)
-            if line:
-                greedy.value = float(forward.begin(removed).mean())
-            yield from self._stage(forward, stage, greedy, line, visits, removed)
+            has_begun = False
+            for stage in layer:
+                visits = self._visits(stage, removed, forward.moved)
+                again = _matching(known, visits)
+                known = known[len(again) :]
+                if is_known:
+                    for visit, decision in zip(visits, again, strict=True):
+                        removed[visit.reader, visit.writer] = not decision.kept
+                    yield again
+                    continue
+                for visit in visits:
+                    removed[visit.reader, visit.writer] |= not visit.is_read
+                line = [Candidate(one.reader - stage.first, one.writer) for one in visits if one.is_read]
+                if line and not (has_begun and self.speculative):  # else each stack has the current world
+                    greedy.value, has_begun = float(forward.begin(removed).mean()), True
+                yield from self._stage(forward, stage, greedy, line, visits, removed)
 
     def _stage(
         self,
@@ -503,10 +506,10 @@ def find_circuit(
 
     With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
     those of one at a time. What stacked worlds take is rehearsed, so that they fit into `max_memory`.
-    Decisions are kept in `out` as they are made. A search that goes on begins again with the layer's
-    attention, MLP or logits that it was at, so that decisions and scores are those of a search that was never
-    cut off, bit for bit where `max_memory` and workers are the same. `progress` counts edges decided, of all.
-    Workers evaluate each a part of the candidates; this process decides.
+    Decisions are kept in `out` as they are made. A search that goes on begins again with the layer that it
+    was at, so that decisions and scores are those of a search that was never cut off, bit for bit where
+    `max_memory` and workers are the same. `progress` counts edges decided, of all. Workers evaluate each a
+    part of the candidates; this process decides.
 
     **Edge pruning** (Bhaskar et al. 2024) learns a hard-concrete gate for every edge, in `steps` (200) of
     Adam with the rate `lr` (0.1) and random numbers from `seed` (0): the circuit stays near the model while

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.padding import shown_positions, shown_rows
 from conewise.arguments import as_bytes
-from conewise.circuits.masked_forward import Ablated, Forward, MaskedForward, Numbers, Stage, can_stack
+from conewise.circuits.masked_forward import (
+    Ablated,
+    Forward,
+    MaskedForward,
+    Numbers,
+    Stage,
+    can_stack,
+    layers_of,
+)
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError, describe
@@ -65,7 +73,7 @@ class FollowingForward:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._removed: Mask | None = None
-        self._stage: Stage | None = None
+        self._layer: list[Stage] = []
         self._last: tuple[Stage, Mask] | None = None
 
     def values(self, part: WorldsPart) -> Numbers:
@@ -73,9 +81,9 @@ class FollowingForward:
         if part.stage is None:
             return self._forward.values(part.removed)
         stage = self._forward.stages[part.stage]
-        if stage is not self._stage:  # from the base, as every search begins a stage
+        if stage not in self._layer:  # from the base, as every search begins a layer
             self._go_to(part.current, self._forward.stages)
-            self._stage = stage
+            self._layer = next(one for one in layers_of(self._forward.stages) if stage in one)
         behind = self._behind(part.current)
         is_single = len(stage.readers) == 1
         if behind and (

@@ -90,6 +90,16 @@ def stages_of(readers: Sequence[Reader]) -> tuple[Stage, ...]:
     return tuple(found)
 
 
+def layers_of(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Return the stages from the last to the first, in lists that end with an attention."""
+    found: list[list[Stage]] = [[]]
+    for stage in reversed(stages):
+        found[-1].append(stage)
+        if stage.kind == "attention":
+            found.append([])
+    return found
+
+
 ABLATIONS = ("resample", "zero", "mean", "mean-positional", "mean-template", "optimal")
 WITHIN = ("mean-positional", "mean-template")
 """Means of each position, over the prompts of one length, or over those of one template among them."""

@@ -39,23 +39,24 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def mixed(weights: NDArray[np.generic], parts: Tensor) -> Tensor:
     """[row, ...]: for each row the sum over [row, writer] of parts [writer, ...], in the wide dtype."""
-    flat = parts.reshape(len(parts), -1)
-    matrix = brought(torch.from_numpy(np.ascontiguousarray(weights)), parts.device)
-    return _product(torch.mm, matrix, flat).view(len(weights), *parts.shape[1:])
+    return _product(torch.mm, weights, parts.reshape(len(parts), -1)).view(len(weights), *parts.shape[1:])
 
 
 def mixed_by_world(weights: NDArray[np.generic], parts: Tensor) -> Tensor:
     """[row, world, ...]: sums of parts [writer, world, ...] over [world, row, writer], in the wide dtype."""
-    matrix = brought(torch.from_numpy(np.ascontiguousarray(weights)), parts.device)
-    found = _product(torch.bmm, matrix, parts.transpose(0, 1).flatten(2)).transpose(0, 1)
+    found = _product(torch.bmm, weights, parts.transpose(0, 1).flatten(2)).transpose(0, 1)
     return found.reshape(*found.shape[:2], *parts.shape[2:])
 
 
-def _product(multiply: Callable[..., Tensor], matrix: Tensor, flat: Tensor) -> Tensor:
+def _product(multiply: Callable[..., Tensor], weights: NDArray[np.generic], flat: Tensor) -> Tensor:
     dtype = wide(flat.dtype)
-    if flat.is_cuda and dtype != flat.dtype:
+    if not flat.is_cuda:  # numpy converts small arrays faster
+        matrix = torch.from_numpy(weights.astype(np.float64 if dtype == torch.float64 else np.float32))
+        return multiply(matrix, flat if flat.dtype == dtype else flat.to(dtype))
+    matrix = brought(torch.from_numpy(np.ascontiguousarray(weights)), flat.device)
+    if dtype != flat.dtype:
         return multiply(matrix.to(flat.dtype), flat, out_dtype=dtype)
-    return multiply(matrix.to(dtype), flat.to(dtype))
+    return multiply(matrix.to(dtype), flat)
 
 
 def part_norms(parts: Tensor) -> Norms:
@@ -87,13 +88,15 @@ def with_residue(total: Tensor, residue: Tensor, stream: Tensor) -> Tensor:
 class ReplacedParts:
     """The parts of all writers and what replaces them, where parts are the same wherever the stream is read.
 
-    `parts` and `given` are [writer, batch, pos, d_model], `apart` is their difference; `given` may have one
-    position for all. By entry: `streams` of the run, those where all is `replaced`, `constants`, which no
-    writer wrote, `residues`, what rounding left between a stream and the sum of its parts.
+    `parts` and `given` are [writer, batch, pos, d_model], `apart` is their difference. `given` may have one
+    position for all; where it has not, `both` has the two as [writer, 2, batch, pos, d_model]. By entry:
+    `streams` of the run, those where all is `replaced`, `constants`, which no writer wrote, `residues`, what
+    rounding left between a stream and the sum of its parts.
     """
 
     parts: Tensor
     given: Tensor
+    both: Tensor | None
     apart: Tensor
     streams: Mapping[str, Tensor]
     replaced: Mapping[str, Tensor]
@@ -124,18 +127,19 @@ class ReplacedParts:
             for entry, count in (counts.items() if is_rounded else ())
         }
         norms = part_norms(parts), part_norms(given.expand_as(parts))
-        return cls(parts, given, given - parts, streams, replaced, constants, residues, norms)
+        return cls(*_beside(parts, given), given - parts, streams, replaced, constants, residues, norms)
 
     def at_last(self) -> ReplacedParts:
         """The same at the last position."""
         batch, positions = self.parts.shape[1:3]
-        parts, given, apart = (one[:, :, -1:].contiguous() for one in (self.parts, self.given, self.apart))
+        parts, given, apart = (one[:, :, -1:] for one in (self.parts, self.given, self.apart))
         streams, replaced, constants, residues = (
             {entry: value[:, -1:] for entry, value in one.items()}
             for one in (self.streams, self.replaced, self.constants, self.residues)
         )
         own, other = (one.reshape(-1, batch, positions)[:, :, -1] for one in self.norms)
-        return ReplacedParts(parts, given, apart, streams, replaced, constants, residues, (own, other))
+        found = *_beside(parts, given), apart.contiguous()
+        return ReplacedParts(*found, streams, replaced, constants, residues, (own, other))
 
     def seen(self, entry: str, lost: Mask) -> Tensor:
         """[row, batch, pos, d_model]: the streams at an entry of which [row, writer] are replaced."""
@@ -163,16 +167,28 @@ class ReplacedParts:
         count = lost.shape[1]
         kept = ~lost
         kept[:, others] = False
-        found = mixed(kept, self.parts[:count])
-        if lost.any():
-            found = found.add_(mixed(lost, self.given[:count]))
-        return found + self.constants[entry]
+        if not lost.any():
+            return mixed(kept, self.parts[:count]).add_(self.constants[entry])
+        if self.both is None:
+            found = mixed(kept, self.parts[:count]).add_(mixed(lost, self.given[:count]))
+        else:
+            weights = np.stack([kept, lost], 2).reshape(len(lost), -1)
+            found = mixed(weights, self.both[:count].flatten(0, 1))
+        return found.add_(self.constants[entry])
 
     def settled(self, entry: str, total: Tensor) -> Tensor:
         """Sums [..., batch, pos, d_model], with the residue where most of the stream is there."""
         if entry not in self.residues:
             return total
         return with_residue(total, self.residues[entry], self.streams[entry])
+
+
+def _beside(parts: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Parts and what replaces them, of one shape as views of both: one product adds them up."""
+    if given.shape != parts.shape:
+        return parts.contiguous(), given.contiguous(), None
+    both = torch.stack([parts, given], 1)
+    return both[:, 0], both[:, 1], both
 
 
 def numbers_of(rows: Any, device: torch.device) -> Tensor:
