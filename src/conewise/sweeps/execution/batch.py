@@ -12,7 +12,16 @@ import torch
 
 from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace, Writers
-from conewise.circuits.replaced_parts import EdgeFacts, Norms, edge_facts, mixed, mostly_kept, part_norms
+from conewise.circuits.head_slices import some_of
+from conewise.circuits.replaced_parts import (
+    EdgeFacts,
+    Mask,
+    Norms,
+    edge_facts,
+    mixed,
+    mostly_kept,
+    part_norms,
+)
 from conewise.errors import NAN_OF_PADDING, EdgeError, PatchError
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
@@ -110,6 +119,14 @@ class _Written:
     norms: tuple[Norms, Norms]
     given: Tensor | None
     constants: dict[str, Tensor] = field(default_factory=dict)
+    near: dict[int, Mask] = field(default_factory=dict)
+
+    def is_near(self, count: int) -> Mask:
+        """[writer]: True where the streams that so many writers wrote are mostly kept without its part."""
+        if count not in self.near:
+            gone, put = (norms[:count] for norms in self.norms)
+            self.near[count] = mostly_kept(gone, put, gone.sum(0))
+        return self.near[count]
 
 
 class EdgeValues:
@@ -203,13 +220,13 @@ class EdgeValues:
         stream = facts.parts.stream(self._read, entry)
         groups = [[one] if isinstance(one, int) else list(one) for one in writers]
         if isinstance(writers[0], int):
-            more = written.more[list(writers)]
-            gone, put = (norms[list(writers)] for norms in written.norms)
+            own = [one for group in groups for one in group]
+            rows, is_near = stream + some_of(written.more, own), written.is_near(count)[own]
         else:
-            more = torch.stack([written.more[group].sum(0) for group in groups])
+            rows = stream + torch.stack([written.more[group].sum(0) for group in groups])
             gone, put = (np.stack([norms[group].sum(0) for group in groups]) for norms in written.norms)
-        rows = stream + more
-        far = np.flatnonzero(~mostly_kept(gone, put, written.norms[0][:count].sum(0)))
+            is_near = mostly_kept(gone, put, written.norms[0][:count].sum(0))
+        far = np.flatnonzero(~is_near)
         if len(far):
             lost = np.zeros((len(far), count), dtype=bool)
             for row, at in enumerate(far):
