@@ -9,16 +9,16 @@ import importlib.metadata
 import math
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 
-from conewise.arguments import checked
+from conewise.arguments import as_bytes, checked
 from conewise.errors import (
     Argument,
     LoadError,
@@ -46,6 +46,7 @@ from conewise.models.model_files import (
     files_in,
     why_not_reached,
 )
+from conewise.models.streamed import built, stored_weights, stream_files, stream_memory, streamed_in
 from conewise.program.foreign import brief, quiet, translating
 from conewise.status import StatusLine, status_line
 from conewise.sweeps.storage.archive import is_result
@@ -102,6 +103,8 @@ def load(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     split_groups: bool = False,
+    weights: Literal["stream"] | None = None,
+    max_memory: int | str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load the model that `name` stands for, with its tokenizer: a `Model`, captured when it is first used.
@@ -122,6 +125,11 @@ def load(
     With `split_groups`, every head has keys and values of its own where groups of heads share them: there are
     edges to each head's own, as in tools that ungroup them. Without it a group's are one reader.
 
+    With `weights="stream"` the weights are never loaded whole: they stay in their safetensors files, or in
+    host memory where transformers has to put them together, and are brought to `device` layer by layer ahead
+    of use, and dropped behind it. Whatever computes with the model streams. `max_memory`, a number of bytes
+    or text like "24GiB", is then what weights and computations may take together on the device.
+
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
     `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
     without it a terminal or a notebook shows these words once they have been true for a second.
@@ -129,13 +137,28 @@ def load(
     not installed.
     """
     with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
-        options = _Options(revision, _dtype(dtype), attn_implementation, trust_remote_code, say)
+        budget = as_bytes(max_memory)
+        if max_memory is not None and weights is None:
+            raise LoadError(
+                "a model that is loaded whole takes what it takes. Give ",
+                Argument("weights", "stream"),
+                " with ",
+                Argument("max_memory"),
+                ", or give the budget to what computes: `sweep.run(max_memory=...)`.",
+            )
+        streams = None if weights is None else _expect_device(str(name), device)
+        options = _Options(
+            revision, _dtype(dtype), attn_implementation, trust_remote_code, say, streams=streams
+        )
         loaded = _loaded(str(name), options)
         if split_groups:
             loaded.module = with_split_groups(loaded.module)
-        if device is not None:
+        if streams is not None:
+            loaded.module = _streaming(loaded.module, streams)
+            loaded.max_memory = budget
+        elif device is not None:
             say(f"moving it to {device}")
-        _move(loaded, device)
+            _move(loaded, device)
     for note in options.notes:
         warn(note)
     return loaded
@@ -175,6 +198,7 @@ class _Options:
     trust_remote_code: bool
     progress: Progress
     local_only: bool = False
+    streams: torch.device | None = None
     notes: list[Warning] = field(default_factory=list)
 
     def refuse_revision(self, name: str) -> None:
@@ -272,7 +296,7 @@ def _from_folder(folder: Path, name: str, source: str, options: _Options, *, is_
     options.progress(f"loading {name}")
     with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
         if is_own:
-            module = _built(str(folder), _config(str(folder), options), options)
+            module = _built(str(folder), _config(str(folder), options), options, files_in(folder))
         else:
             _check_folder(folder)
             check_settings(f"the folder {folder}", folder / "config.json")
@@ -350,7 +374,7 @@ def _module(name: str, where: str, find: Find, options: _Options, *, is_folder: 
     check_adapter(where, find, is_folder=is_folder)
     check_counts(where, config, held)
     with bounded(where, held):
-        module = _built(name, config, options)
+        module = _built(name, config, options, find)
     check_dtypes(where, find, named, module)
     return module
 
@@ -359,7 +383,9 @@ def _config(name: str, options: _Options) -> Any:
     return transformers.AutoConfig.from_pretrained(name, **options.origin)
 
 
-def _built(name: str, config: Any, options: _Options) -> Any:
+def _built(name: str, config: Any, options: _Options, find: Find) -> Any:
+    if options.streams is not None and (streamed := _from_files(name, config, options, find)) is not None:
+        return streamed
     arguments: dict[str, Any] = {"dtype": options.dtype if options.dtype is not None else "auto"}
     if options.attn_implementation is not None:
         arguments["attn_implementation"] = options.attn_implementation
@@ -385,6 +411,40 @@ def _built(name: str, config: Any, options: _Options) -> Any:
             )
         )
     return module.eval()
+
+
+def _from_files(name: str, config: Any, options: _Options, find: Find) -> Any:
+    """The module with weights that stream from its files; None where transformers has to make them."""
+    stored = stored_weights(find, getattr(config, "transformers_weights", None))
+    if not stored or getattr(config, "quantization_config", None) is not None:
+        return None
+    floats = [one.dtype for one in stored.values() if one.dtype.is_floating_point]
+    dtype = options.dtype or getattr(config, "dtype", None) or next(iter(floats), torch.float32)
+    how = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
+    made = built(_class_for(config), config, stored, dtype, **how)
+    if made is None:
+        return None
+    module, found = made
+    assert options.streams is not None
+    stream_files(module, found, options.streams)
+    with suppress(OSError, ValueError):
+        module.generation_config = transformers.GenerationConfig.from_pretrained(name, **options.origin)
+    return module
+
+
+def _streaming(module: Any, device: torch.device) -> Any:
+    """The module with its weights streaming from host memory, where they do not stream from files."""
+    return module if streamed_in(module) else stream_memory(module, device)
+
+
+def _expect_device(label: str, device: torch.device | str | None) -> torch.device:
+    """The device that weights stream to. Raises LoadError."""
+    with translating(partial(_no_device, label, device), doing=f"streaming {label} to {device}"):
+        found = torch.device("cpu" if device is None else device)
+        if found.type not in {"cpu", "cuda"}:
+            raise ValueError("weights stream to a CPU or to a CUDA device")
+        torch.empty(1, device=found)
+        return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
 
 
 def _is_finite(weight: torch.Tensor) -> bool:
@@ -421,16 +481,17 @@ def _move(loaded: Model, device: torch.device | str | None) -> None:
     if device is None:
         return
 
-    def translate(error: BaseException) -> LoadError:
-        return LoadError(
-            f"{loaded.label!r} cannot be moved to the device {str(device)!r} ({brief(error)}). "
-            f"Here there are: {', '.join(_devices())}."
-        )
-
-    with translating(translate, doing=f"moving {loaded.label} to {device}"):
+    with translating(partial(_no_device, loaded.label, device), doing=f"moving {loaded.label} to {device}"):
         if torch.device(device).type == "meta":
             raise ValueError("a meta device holds shapes and no numbers")
         loaded.module.to(device)
+
+
+def _no_device(label: str, device: object, error: BaseException) -> LoadError:
+    return LoadError(
+        f"{label!r} cannot be moved to the device {str(device)!r} ({brief(error)}). "
+        f"Here there are: {', '.join(_devices())}."
+    )
 
 
 def _devices() -> list[str]:

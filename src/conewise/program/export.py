@@ -35,6 +35,7 @@ from conewise.program.calls import (
 )
 from conewise.program.lowering import lower
 from conewise.program.records import Program
+from conewise.program.streaming import standing_in
 from conewise.program.untraced import Untraced, traced, untraced
 from conewise.threads import one_module
 
@@ -287,7 +288,7 @@ def export(
         for answering in (untraced, traced):
             answers = Untraced()
             try:
-                with answering(answers), paths.counting():
+                with answering(answers), paths.counting(), standing_in(module) as streamed:
                     exported = _torch_export(module, example, shapes)
             except Exception as error:  # torch.export raises whatever the module raises
                 if answers.used:
@@ -297,7 +298,7 @@ def export(
                 reasons.append(f"{type(error).__name__}: {error}")
                 failure = error
                 break
-            program = lower(exported, example, name, paths)
+            program = _with_streamed(lower(exported, example, name, paths), streamed)
             if (is_shared and _takes_two_for_one(program)) or (keeps_open and not _is_open(program)):
                 break
             if varying is not None:
@@ -312,6 +313,12 @@ def export(
         "Check that `module(*args, **kwargs)` runs with this example; if it does, capture the "
         "submodule that torch.export accepts, or rewrite what it names."
     ) from failure
+
+
+def _with_streamed(program: Program, streamed: Mapping[int, Any]) -> Program:
+    """The program with the streamed weights in place of what stood for them in the trace."""
+    sources = [replace(one, value=streamed.get(id(one.value), one.value)) for one in program.sources]
+    return replace(program, sources=tuple(sources))
 
 
 def _why_fixed(program: Program, reasons: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from conewise.errors import WeightsChangedError
 from conewise.program.module_state import ModuleState
 from conewise.program.records import Program
 from conewise.program.rehearsal import with_numbers
+from conewise.program.streaming import Streamed
 from conewise.program.tensors import writes_to
 from conewise.program.walk import bitwise_same
 from conewise.threads import one_module, own_settings
@@ -104,6 +105,9 @@ class Weights:
         self._tensors = [source.value for source in program.sources]
         self._forms = [_form(tensor) for tensor in self._tensors]
         self._kinds = _kinds(self._tensors)
+        # Streamed ones have no bits here: what they lie in says whether it was changed.
+        self._streamed = {n: one for n, one in enumerate(self._tensors) if isinstance(one, Streamed)}
+        self._read = [_NOTHING if n in self._streamed else one for n, one in enumerate(self._tensors)]
         paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
         # A constant that export lifted out of the code has no name in the module.
         self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
@@ -114,21 +118,30 @@ class Weights:
     @property
     def are_on_gpu(self) -> bool:
         """True if any of them lies on a CUDA device."""
-        return any(tensor.is_cuda for tensor in self._tensors)
+        return any(tensor.is_cuda for tensor in self._read)
 
     def writes(self) -> Sums:
         """The number of writes to each tensor in place, as far as torch counts."""
-        return Sums([writes_to(tensor) for tensor in self._tensors])
+        return self._stamped(Sums([writes_to(tensor) for tensor in self._read]))
+
+    def _stamped(self, sums: Sums) -> Sums:
+        """The same with the stamps of streamed weights in their places."""
+        if not self._streamed:
+            return sums
+        found = list(sums)
+        for place, one in self._streamed.items():
+            found[place] = one.stream.stamp(one.number)
+        return Sums(found)
 
     def addresses(self) -> tuple[int, ...]:
         """The address of each tensor in memory."""
-        return tuple([tensor.data_ptr() for tensor in self._tensors])
+        return tuple([tensor.data_ptr() for tensor in self._read])
 
     @with_numbers()
     def glance(self) -> Sums:
         """Sums over the bits that are cheap to read: all, or on a CPU a part of those of a large model."""
         self._expect_forms()
-        return self._reading()[0].read()
+        return self._stamped(self._reading()[0].read())
 
     @with_numbers()
     def contents(self) -> Contents:
@@ -151,8 +164,8 @@ class Weights:
         """Return the present contents of the weights, every bit of them read."""
         self.expect_captured()
         some, every = self._reading()
-        whole = every.read()
-        self._known = Contents(self.writes(), whole if some is every else some.read(), whole)
+        whole = self._stamped(every.read())
+        self._known = Contents(self.writes(), whole if some is every else self._stamped(some.read()), whole)
         return self._known
 
     def assumed(self) -> Contents | None:
@@ -221,9 +234,9 @@ class Weights:
         """Readers of some bits and of all, for where the tensors lie now."""
         addresses = self.addresses()
         if self._readers is None or self._readers[0] != addresses:
-            every = _Reader(self._tensors)
-            on_cpu = sum(t.nbytes for t in self._tensors if t.device.type == "cpu")
-            some = every if on_cpu <= READ_WHOLE_BYTES else _Glance(self._tensors)
+            every = _Reader(self._read)
+            on_cpu = sum(t.nbytes for t in self._read if t.device.type == "cpu")
+            some = every if on_cpu <= READ_WHOLE_BYTES else _Glance(self._read)
             self._readers = addresses, some, every
         return self._readers[1:]
 

@@ -31,6 +31,7 @@ from conewise.program.fidelity import compare
 from conewise.program.module_state import ModuleState, changed_beside
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
+from conewise.program.streaming import reads_of
 from conewise.program.tensors import Tensor
 from conewise.program.walk import between, bitwise_same, build_graph, described_fields, output_names
 from conewise.program.weights import Weights
@@ -81,6 +82,9 @@ class Captured:
     origin: str = ""
     """The origin of the weights, in words; empty where a module was captured."""
 
+    max_memory: int | None = None
+    """The bytes that streamed weights and computations may take together; None where nothing says."""
+
     def __init__(
         self,
         module: Any,
@@ -129,6 +133,9 @@ class Captured:
         self.graph = build_graph(self.program)
         self._built = tuple(self.graph.table.rules), tuple(self.graph.table.inputs)
         self._again = again
+        streamed = reads_of(self.program)
+        if streamed.stream is not None:
+            streamed.stream.order = streamed.order(self.program.record_of)
         self.state = ModuleState(module, self.name, self._is_same_program)
         self.weights = Weights(self.program, module, self.state)
         example = exported.signature.example
@@ -155,7 +162,7 @@ class Captured:
         """The model that a step makes of this one, which stays as it is."""
         model = object.__new__(type(self))
         model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
-        model.origin, model._turn = self.origin, Turn()
+        model.origin, model.max_memory, model._turn = self.origin, self.max_memory, Turn()
         exported = Exported(made.program, self.signature, self.batch_is_fixed, made.reasons)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so

@@ -18,6 +18,7 @@ from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun
 from conewise.jobs.scheduling import Share
 from conewise.jobs.store import Request
 from conewise.paper.theory.clocks import StackClock, calibrate_stacks
+from conewise.program.streaming import reads_of
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents, Sums
 from conewise.runs.captured import Captured
@@ -442,7 +443,9 @@ def executor_for(model: Captured, spec: SweepSpec, plan: SweepPlan, batch: Batch
     if known is None or known.compiled is not compiled:
         # What moves from one device to another cannot be recorded.
         is_on_one = facts.devices == (facts.device,) == (facts.input_device,)
-        can_record = facts.device.type == "cuda" and is_on_one
+        # Nor what reads weights that come and go.
+        is_held = reads_of(model.program).stream is None
+        can_record = facts.device.type == "cuda" and is_on_one and is_held
         shape = facts.shape(batch.base.inputs)
         budget = plan.max_memory or DEFAULT_MEMORY
         pool = (lambda: facts.graph_pool) if can_record else None

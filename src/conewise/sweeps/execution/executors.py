@@ -6,14 +6,15 @@ An executor needs the program, the plan and the baselines, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from conewise.errors import MetricError
+from conewise.program.streaming import WeightStream, first_uses, reads_of
 from conewise.program.tensors import SPLIT, Tensor, computing
 from conewise.program.walk import Rule
 from conewise.runs.captured import Captured
@@ -30,7 +31,13 @@ from conewise.sweeps.execution.reading import MetricReader, SweepLedger
 from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import Constants, index_tensor
-from conewise.sweeps.planning.passes import PassProgram, baseline_pass, can_stack, read_of_base
+from conewise.sweeps.planning.passes import (
+    PassProgram,
+    baseline_pass,
+    can_stack,
+    read_of_base,
+    weights_of,
+)
 from conewise.sweeps.planning.patching import read_in
 from conewise.sweeps.planning.plan import SERIAL_GROUP, Compiled
 from conewise.sweeps.planning.planner import facts_of
@@ -65,6 +72,19 @@ class Execution:
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
         """Begin with a chunk; the call waits for the metrics of all its worlds: [world, metric, prompt]."""
         raise NotImplementedError
+
+
+@contextmanager
+def streaming(
+    stream: WeightStream | None, order: Sequence[int] | None, ledger: SweepLedger
+) -> Iterator[None]:
+    """Let weights stream for a chunk, in the order in which it reads them, and count what is moved."""
+    if stream is None:
+        yield
+        return
+    with stream.following(order) as moved:
+        yield
+        ledger.moved_bytes += moved()
 
 
 # -- one by one --------------------------------------------------------------------------------
@@ -110,13 +130,14 @@ class _SerialExecution(Execution):
         """Compute the worlds of a chunk, one after another."""
         started, batch, executor = time.perf_counter(), self._batch, self._executor
         rows = []
-        for world in executor.chunks[chunk]:
-            with batch.base.fork() as fork:
-                for place in executor.spec.cells[executor.compiled.order[world]]:
-                    fork.patch(place, batch.part(place))
-                rows.append(self._metrics.of_run(fork))
-                ledger.node_evaluations += fork.ledger.count("recomputed")
-            watch.settle()
+        with streaming(reads_of(batch.base.model.program).stream, None, ledger):
+            for world in executor.chunks[chunk]:
+                with batch.base.fork() as fork:
+                    for place in executor.spec.cells[executor.compiled.order[world]]:
+                        fork.patch(place, batch.part(place))
+                    rows.append(self._metrics.of_run(fork))
+                    ledger.node_evaluations += fork.ledger.count("recomputed")
+                watch.settle()
         if executor.has_edges:
             ledger.node_evaluations += batch.edges.counted()[0]
         ledger.launches = ledger.node_evaluations
@@ -154,6 +175,7 @@ class WavefrontExecutor:
         self.site_values: dict[Site, Tensor | None] = {}
         """The source's values that lie in the memory of a graph, where each next source's will lie."""
         self.split_weights = facts_of(model).split_weights
+        self.streamed = reads_of(facts.program)
         self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, rules, self.split_weights)
         self.split = tuple(
             dict.fromkeys(s.node for one in compiled.programs for s in one.steps if s.kernel == SPLIT)
@@ -306,6 +328,9 @@ class WavefrontExecution(Execution):
                 trusting.enter_context(run.checked_once())
             trusting.enter_context(kernels_of_passes(executor.facts.device, executor.precision))
             runner = executor.runner(chunk, batch)
+            if executor.streamed.stream is not None:
+                order = first_uses(weights_of(runner.program, executor.streamed, executor.columns))
+                trusting.enter_context(streaming(executor.streamed.stream, order, ledger))
             outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)
             executor.split_weights.forget_value()
         watch.note(runner.held)

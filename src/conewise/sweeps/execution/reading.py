@@ -39,6 +39,7 @@ class SweepLedger:
     tensors took there, beyond what was held before; `reserved_bytes` is how much more torch's allocator then
     had from a GPU. Parts of weights count at every run, though they are made once. Of a model that is spread
     over several devices, both are sums over its GPUs. None where nothing was computed or measured.
+    `moved_bytes` are those of weights that were streamed to the device for the passes.
 
     `phases` has the seconds by phase; together they are `seconds`. It is empty in results that were saved
     before there were any. `weights`: reading their bits. `planning`: finding or compiling the plan.
@@ -55,6 +56,7 @@ class SweepLedger:
     compute_seconds: float = 0.0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    moved_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
     def note_memory(self, peak: int | None, reserved: int | None, kept: int = 0) -> None:
@@ -67,6 +69,7 @@ class SweepLedger:
         self.node_evaluations += other.node_evaluations
         self.launches += other.launches
         self.resumed += other.resumed
+        self.moved_bytes += other.moved_bytes
         self.seconds += other.seconds
         self.compute_seconds += other.compute_seconds
         self.note_memory(other.peak_bytes, other.reserved_bytes)

@@ -14,10 +14,11 @@ from typing import Any
 from conewise.anatomy.places import EdgePlace, Writers
 from conewise.arguments import shown_bytes
 from conewise.errors import Argument, SweepError
+from conewise.program.streaming import reads_of
 from conewise.program.tensors import SPLIT, TF32
 from conewise.sweeps.planning.costs import Costs, Splitting
 from conewise.sweeps.planning.memory import NodeSizes, PutSizes, measured, serial_peak
-from conewise.sweeps.planning.passes import PassProgram, fused_pass
+from conewise.sweeps.planning.passes import PassProgram, fused_pass, weights_of
 from conewise.sweeps.planning.patching import (
     EdgeFill,
     FillTable,
@@ -29,7 +30,7 @@ from conewise.sweeps.planning.patching import (
     first_changes,
     read_in,
 )
-from conewise.sweeps.planning.plan import Compiled, Pass, SweepPlan
+from conewise.sweeps.planning.plan import SERIAL_GROUP, Compiled, Pass, SweepPlan
 from conewise.sweeps.planning.regions import WHOLE, Masks, Regions, attention_kernel
 from conewise.sweeps.planning.schedule import (
     LAUNCH_FLOPS,
@@ -407,6 +408,7 @@ class Compilation:
             evaluator=self.evaluator,
             why=self._why(programs),
             seconds=None,
+            moved_bytes=self._moved(programs, passes, chunks),
             compiled=Compiled(
                 tuple(self.facts.layout.symbols.items()),
                 self.readout.targets,
@@ -417,6 +419,25 @@ class Compilation:
                 fills,
                 tuple(self.columns.items()) if stacked else (),
             ),
+        )
+
+    def _moved(self, programs: Sequence[PassProgram], passes: Sequence[Pass], chunks: Sequence[range]) -> int:
+        """Return the bytes of streamed weights that are moved: for each pass once; or world after world."""
+        streamed = reads_of(self.facts.program)
+        if streamed.stream is None:
+            return 0
+        if passes:
+            each = [streamed.moved([weights_of(one, streamed, self.columns)]) for one in programs]
+            return sum(each[one.program] for one in passes)
+        steps = [(numbers, mask) for node, mask in self.schedule.steps if (numbers := streamed.at(node))]
+        worlds = range(len(chunks))
+        groups = [worlds[first : first + SERIAL_GROUP] for first in worlds[::SERIAL_GROUP]]
+        return streamed.moved(
+            [
+                [numbers for world in group for numbers, mask in steps if mask >> world & 1]
+                for group in groups
+            ],
+            as_program=True,
         )
 
     def _why(self, programs: Sequence[PassProgram]) -> str:

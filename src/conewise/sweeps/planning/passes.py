@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from conewise.program.records import SIZES, Program
+from conewise.program.streaming import Reads
 from conewise.program.walk import dropped_after
 from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.fusing import Fusion, fitting
@@ -311,6 +312,16 @@ def _built_baseline(
     )
     given = [replace(step, put=None) if step.node in put else step for step in program.steps]
     return replace(program, steps=tuple(given), rises=(0,) * len(given))
+
+
+def weights_of(program: PassProgram, streamed: Reads, columns: Collection[str] = ()) -> list[tuple[int, ...]]:
+    """The streamed weights that each step of a pass reads; of a narrowed product it is rows, looked up."""
+    return [
+        streamed.at(step.node, [one.node for one in step.reads if not one.stacked])
+        if step.worlds and step.node not in columns
+        else ()
+        for step in program.steps
+    ]
 
 
 def can_stack(facts: ShapeFacts, program: PassProgram) -> bool:

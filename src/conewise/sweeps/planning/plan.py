@@ -31,7 +31,8 @@ class PlanCosts:
     each node once for each chunk, and a chain that one kernel computes as one. These counts and `flops` are
     those of all batches, `worlds` and `chunks` those of one. `peak_bytes` is what the run takes at most
     beside the model and the baseline; the ledger has what was measured. `seconds` is an estimate, and None
-    where nothing was timed on this device.
+    where nothing was timed on this device. `moved_bytes` are those of weights that stream to the device for
+    the passes, 0 where they lie there.
     """
 
     worlds: int
@@ -47,6 +48,7 @@ class PlanCosts:
     evaluator: str
     why: str
     seconds: float | None
+    moved_bytes: int = 0
 
     @property
     def ratio(self) -> float:
@@ -55,7 +57,8 @@ class PlanCosts:
 
     def costs(self) -> dict[str, Any]:
         """The costs alone, as plain values."""
-        return {one.name: getattr(self, one.name) for one in fields(PlanCosts)}
+        found = {one.name: getattr(self, one.name) for one in fields(PlanCosts)}
+        return found if self.moved_bytes else {k: v for k, v in found.items() if k != "moved_bytes"}
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan as lines of a table."""
@@ -77,6 +80,7 @@ class PlanCosts:
                 "chunks",
                 f"{len(self.chunks)}" + (f" of up to {max(self.chunks)} worlds" if self.chunks else ""),
             ),
+            *([("weights moved", shown_bytes(self.moved_bytes))] if self.moved_bytes else []),
             ("evaluator", f"{self.evaluator}: {self.why}"),
             ("estimated time", "not calibrated" if self.seconds is None else f"{self.seconds:.2g} s"),
         ]
@@ -247,6 +251,7 @@ def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
         launches=sum(plan.launches for plan in plans) // count,
         flops=sum(plan.flops for plan in plans) // count,
         full_flops=sum(plan.full_flops for plan in plans) // count,
+        moved_bytes=sum(plan.moved_bytes for plan in plans) // count,
         peak_bytes=max(plan.peak_bytes for plan in plans),
         chunks=max((plan.chunks for plan in plans), key=len),
         seconds=sum(seconds) / count if len(seconds) == count else None,
