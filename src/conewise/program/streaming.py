@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from conewise.errors import Argument, LoadError, PatchError
+from conewise.errors import Argument, InputMismatchError, LoadError, PatchError
 from conewise.program.records import COPIES, REARRANGEMENTS, SELECTIONS, Program
 from conewise.program.rehearsal import is_rehearsal
 
@@ -373,7 +373,9 @@ class WeightStream:
         with _disable_current_modes():
             wanted, back = torch.unique(index.detach().cpu(), return_inverse=True)
             if len(wanted) and not 0 <= int(wanted[0]) <= int(wanted[-1]) < weight.shape[0]:
-                raise IndexError(f"index out of range in {weight.name}, which has {weight.shape[0]:,} rows")
+                raise InputMismatchError(
+                    f"index out of range in {weight.name}, which has {weight.shape[0]:,} rows"
+                )
             each = weight.count // weight.shape[0]
             rows = torch.empty((len(wanted), *weight.shape[1:]), dtype=weight.dtype)
             for place, row in enumerate(wanted.tolist()):
