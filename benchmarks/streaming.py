@@ -1,4 +1,4 @@
-"""Sweeps over a model that is larger than the card: streamed weights against resident ones and hand-batched code.
+"""Sweeps over a model that is larger than the card: streamed weights, resident ones, hand-batched code.
 
     python -m benchmarks.streaming            # on a CUDA device: the 32B shape in 24 GiB
     python -m benchmarks.streaming --check    # streamed equals resident, bit for bit, on small models
@@ -177,7 +177,6 @@ def table(shape: str, budget: int, device: str, layers: int | None, *, resident:
     if by_hand:
         seconds = hand_batched(streamed, pair, plan.worlds, max(plan.chunks))
         tell(row="hand-batched with the same stream, scaled", seconds=seconds, ratio=seconds / min(times))
-    del model, streamed, sweep, plan
     if resident and device == "cuda":
         values = result.values
         del result
@@ -194,7 +193,7 @@ def table(shape: str, budget: int, device: str, layers: int | None, *, resident:
 
 @torch.no_grad()
 def hand_batched(module: Any, pair: Any, worlds: int, chunk: int) -> float:
-    """Seconds of the batched code that people write: every world is a row of one batch, from the first layer on.
+    """Seconds of the batched code that people write: each world is a row of a batch, from the first layer.
 
     Its weights stream too. One chunk of rows is timed, in which each layer patches its heads, and scaled.
     """
