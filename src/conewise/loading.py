@@ -155,7 +155,7 @@ def load(
             loaded.module = with_split_groups(loaded.module)
         if streams is not None:
             loaded.module = _streaming(loaded.module, streams)
-            loaded.max_memory = budget
+            loaded._max_memory = budget
         elif device is not None:
             say(f"moving it to {device}")
             _move(loaded, device)

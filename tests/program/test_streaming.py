@@ -81,6 +81,28 @@ def test_as_many_bytes_are_moved_as_planned(
     assert _sweep(models[1], cw.sites("z", layer=layers, head=":")).plan().moved_bytes == 0
 
 
+def test_one_pass_over_the_weights_does_base_source_and_all_worlds(
+    models: tuple[cw.Model, cw.Model],
+) -> None:
+    stream = _stream(models[0])
+    table = sum(one.nbytes for one in stream.weights if "embed" in one.name)
+
+    result = _sweep(models[0], cw.sites("z", layer=":", head=":")).run(evaluator="wavefront")
+
+    assert result.ledger.moved_bytes == stream.total - table  # each matrix once; of the table, rows
+
+
+def test_a_stored_sweep_has_the_bits_of_one_that_is_not(
+    models: tuple[cw.Model, cw.Model], tmp_path: Path
+) -> None:
+    sweep = _sweep(models[0], cw.sites("z", layer=":", head=":"))
+
+    stored = sweep.run(out=tmp_path / "out")
+
+    assert torch.equal(stored.values, sweep.run().values)
+    assert sweep.run(out=tmp_path / "out", resume=True).ledger.resumed == 16
+
+
 def test_a_sweep_is_checked_by_the_module_whose_weights_stream(models: tuple[cw.Model, cw.Model]) -> None:
     assert models[0].fidelity.bitwise
     assert models[0].verify()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from conewise.program.records import Program, Record, Ref, SizeRef
+from conewise.program.streaming import Streamed
 from conewise.version import __version__
 
 # What a configuration says about its origin and its use, not about what the model computes.
@@ -60,7 +61,8 @@ def fingerprint(module: nn.Module) -> str:
     digests: dict[tuple[object, ...], bytes] = {}
     for name, tensor in sorted(module.state_dict().items()):
         # Tied weights have several names and are read once.
-        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = (id(tensor.stream), tensor.number) if isinstance(tensor, Streamed) else tensor.data_ptr()
+        key = (tensor.device, place, tensor.shape, tensor.stride(), tensor.dtype)
         if key not in digests:
             digests[key] = hashlib.sha256(_bytes(tensor)).digest()
         total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -149,6 +151,7 @@ def _text(template: Any) -> str:
 
 def _bytes(value: torch.Tensor) -> memoryview:
     # As bytes, because numpy has no bfloat16.
+    value = value.on_host() if isinstance(value, Streamed) else value
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -24,6 +24,7 @@ from conewise.jobs.progress import ProgressCallback, bar
 from conewise.jobs.runnable import How
 from conewise.jobs.scheduling import ChunkCost, Done, Failed, Share, WorkerJob, cut_into_shares, run_shares
 from conewise.jobs.store import Recorder, Request, recorder
+from conewise.program.streaming import reads_of
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Contents
 from conewise.runs.captured import Captured
@@ -389,11 +390,16 @@ class JobRun(Generic[R]):
                 with job.phases.during("baselines"):
                     batch.base, batch.source = found.base(), found.source()
 
-            if keeps:
+            # Where weights stream, base and source are computed along with the first chunk.
+            is_along = bool(wanted) and reads_of(job.model.program).stream is not None
+            if keeps and not is_along:
                 read_baselines()
                 self._store(number, batch)
             with closing(found.rows) as all_rows:
                 for chunk, rows in zip(wanted, all_rows, strict=True):
+                    if keeps and batch.base is None:
+                        read_baselines()
+                        self._store(number, batch)
                     self._keep(number, chunk, rows)
                     self._tell(len(rows))
             if not keeps:  # last, since reading them waits for a device

@@ -82,7 +82,7 @@ class Captured:
     origin: str = ""
     """The origin of the weights, in words; empty where a module was captured."""
 
-    max_memory: int | None = None
+    _max_memory: int | None = None
     """The bytes that streamed weights and computations may take together; None where nothing says."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Captured:
         """The model that a step makes of this one, which stays as it is."""
         model = object.__new__(type(self))
         model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim
-        model.origin, model.max_memory, model._turn = self.origin, self.max_memory, Turn()
+        model.origin, model._max_memory, model._turn = self.origin, self._max_memory, Turn()
         exported = Exported(made.program, self.signature, self.batch_is_fixed, made.reasons)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InexactCaptureWarning)  # the capture said so

@@ -5,6 +5,7 @@ An executor needs the program, the plan and the baselines, and nothing else.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,7 @@ from conewise.sweeps.planning.passes import (
     PassProgram,
     baseline_pass,
     can_stack,
+    merged_weights,
     read_of_base,
     weights_of,
 )
@@ -54,10 +56,20 @@ class Execution:
     The metrics of base and source are computed at once, and fetched when they are asked for.
     """
 
-    def __init__(self, batch: Batch, metrics: MetricReader) -> None:
+    def __init__(self, batch: Batch, metrics: MetricReader, *, is_along: bool = False) -> None:
+        """With `is_along`, base and source are computed along with the worlds of the first chunk."""
         self._batch, self._metrics = batch, metrics
-        self._base = metrics.of_baseline(batch.base, "base")
-        self._source = None if batch.source is None else metrics.of_baseline(batch.source, "source")
+        if not is_along:
+            _ = self._base, self._source
+
+    @cached_property
+    def _base(self) -> Callable[[], Tensor]:
+        return self._metrics.of_baseline(self._batch.base, "base")
+
+    @cached_property
+    def _source(self) -> Callable[[], Tensor] | None:
+        source = self._batch.source
+        return None if source is None else self._metrics.of_baseline(source, "source")
 
     @cached_property
     def base(self) -> Tensor:
@@ -176,7 +188,8 @@ class WavefrontExecutor:
         """The source's values that lie in the memory of a graph, where each next source's will lie."""
         self.split_weights = facts_of(model).split_weights
         self.streamed = reads_of(facts.program)
-        self._wavefront = Wavefront(facts.program, facts.layout, facts.fusions, rules, self.split_weights)
+        self._rules = rules
+        self._wavefront = self._own_wavefront()
         self.split = tuple(
             dict.fromkeys(s.node for one in compiled.programs for s in one.steps if s.kernel == SPLIT)
         )
@@ -207,6 +220,10 @@ class WavefrontExecutor:
         """Begin with a batch; base and source are computed as one where both are inputs."""
         self.split_weights.prepare(self.split)
         with kernels_of_passes(self.facts.device, self.precision):
+            along = self._along(batch)
+            if along is not None:
+                found = self._of_runs(batch, along.runs)
+                return WavefrontExecution(self, found, False, metrics, along)
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
@@ -261,9 +278,28 @@ class WavefrontExecutor:
             for run in runs:
                 _ = run.world  # one by one they raise what says which operation it was, and what it was given
             raise
+        return self._of_runs(batch, found), runner.stays
+
+    def _of_runs(self, batch: Batch, found: Sequence[PassRun]) -> Batch:
+        """The batch with these runs as base and source."""
         source: Reading | None = found[1] if len(found) > 1 else None
         put = batch.intervention if source is None else as_intervention(source, self.model)
-        return Batch(found[0], source, put, batch.own, batch.metrics), runner.stays
+        return Batch(found[0], source, put, batch.own, batch.metrics)
+
+    def _along(self, batch: Batch) -> Along | None:
+        """Return base and source as a pass that is computed along with the worlds; None where it is not.
+
+        Weights that stream come by once for both.
+        """
+        runs = [run for run in batch.runs if isinstance(run, InputRun)]
+        if self.streamed.stream is None or self.has_edges or len(runs) < len(batch.runs):
+            return None
+        runner = self._baseline(runs)
+        return None if runner is None else runner.along(runs, self._own_wavefront())
+
+    def _own_wavefront(self) -> Wavefront:
+        facts, rules = self.facts, self._rules
+        return Wavefront(facts.program, facts.layout, facts.fusions, rules, self.split_weights)
 
     def _baseline(self, runs: Sequence[InputRun]) -> BaselineRunner | None:
         """Return what computes so many runs as one; None where they cannot be stacked."""
@@ -294,6 +330,9 @@ class WavefrontExecutor:
         if not isinstance(batch.base, PassRun):
             return reader(batch.base)
         known = _Known(self.facts.program.source_values)
+        if isinstance(batch.base.values, OfWorld):
+            known.constant = batch.base.values.or_else(self._constants.value)
+            return known.__getitem__
         known.update(batch.base.values)
         known.constant = self._constants.value
         return known.__getitem__
@@ -311,13 +350,21 @@ class _Known(dict[str, Any]):
 class WavefrontExecution(Execution):
     """A batch under way. With `stays`, its values lie in the memory of a graph."""
 
-    def __init__(self, executor: WavefrontExecutor, batch: Batch, stays: bool, metrics: MetricReader) -> None:
-        super().__init__(batch, metrics)
-        self._executor, self._stays = executor, stays
+    def __init__(
+        self,
+        executor: WavefrontExecutor,
+        batch: Batch,
+        stays: bool,
+        metrics: MetricReader,
+        along: Along | None = None,
+    ) -> None:
+        super().__init__(batch, metrics, is_along=along is not None)
+        self._executor, self._stays, self._along = executor, stays, along
         self._read = executor.reader(batch)
         where = {node: executor.facts.device_of(node) for node in executor.columns}
         self._columns = {node: index_tensor(metrics.tokens, device) for node, device in where.items()}
-        self._values = Values(batch, executor.sites, executor.site_values if stays else None)
+        wholes = executor.site_values if stays else None
+        self._values = Values(batch, executor.sites, wholes, is_later=along is not None)
         batch.expect_possible(executor.cells)
 
     def start(self, chunk: int, ledger: SweepLedger, watch: Watch) -> Callable[[], Tensor]:
@@ -328,10 +375,19 @@ class WavefrontExecution(Execution):
                 trusting.enter_context(run.checked_once())
             trusting.enter_context(kernels_of_passes(executor.facts.device, executor.precision))
             runner = executor.runner(chunk, batch)
+            along, self._along = self._along, None
+            before = None if along is None else along.before
             if executor.streamed.stream is not None:
-                order = first_uses(weights_of(runner.program, executor.streamed, executor.columns))
+                steps = weights_of(runner.program, executor.streamed, executor.columns)
+                if along is not None:
+                    steps = merged_weights(executor.facts.program, runner.program, steps, along.program)
+                order = first_uses(steps)
                 trusting.enter_context(streaming(executor.streamed.stream, order, ledger))
-            outputs = runner.run(self._read, self._values, self._columns, watch.room_for, stays=self._stays)
+            outputs = runner.run(
+                self._read, self._values, self._columns, watch.room_for, stays=self._stays, before=before
+            )
+            if along is not None:
+                along.finish()
             executor.split_weights.forget_value()
         watch.note(runner.held)
         worlds, facts = executor.compiled.passes[chunk].worlds, executor.facts
@@ -405,8 +461,9 @@ class PassRunner:
         room_for: Callable[[int], None] | None = None,
         *,
         stays: bool = False,
+        before: Callable[[str], None] | None = None,
     ) -> dict[str, Tensor]:
-        """The targets in all worlds, stacked. They hold until the next run.
+        """The targets in all worlds, stacked. They hold until the next run. `before` is told of each node.
 
         `room_for` is told before bytes are taken, where operations are run one by one. With `stays`, what is
         read of the baselines lies where it lay at the last run and will lie at the next.
@@ -414,7 +471,9 @@ class PassRunner:
         self._runs += 1
         given = None if self._record is None or self._runs == 1 else self._given(read, values, columns)
         if given is None:
-            return self._wavefront.run(self.program, read, self.fills, values, room_for, columns=columns)
+            return self._wavefront.run(
+                self.program, read, self.fills, values, room_for, columns=columns, before=before
+            )
         with computing():
             if self._replayed is None:
                 self._replayed = self._recorded(given, read, values, columns, stays)
@@ -511,6 +570,25 @@ class BaselineRunner:
             parts = self._split(self._computed(self._stacked([run.inputs for run in runs])))
         return [PassRun(run, {**part, **run.inputs}) for run, part in zip(runs, parts, strict=True)]
 
+    def along(self, runs: Sequence[InputRun], wavefront: Wavefront) -> Along:
+        """These runs, computed when their values are read, and along with another pass."""
+        return Along(self, runs, wavefront)
+
+    def piecemeal(
+        self, runs: Sequence[InputRun], wavefront: Wavefront
+    ) -> tuple[PassProgram, Callable[[int], None], Mapping[str, Callable[[], Tensor]]]:
+        """The pass of these runs, a part at a time."""
+        given = self._stacked([run.inputs for run in runs])
+        return self._program, *wavefront.piecemeal(self._program, self._constants, given)
+
+    def of_world(self, name: str, value: Tensor, world: int) -> Tensor:
+        """The value of one of the runs: a view of what was computed together."""
+        worlds, dim = self._program.worlds, self._batch_dim[name]
+        if worlds == 1:
+            return value
+        assert dim is not None
+        return value.chunk(worlds, dim)[world]
+
     def _replay(self, given: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
         slots = {_slot(name, w): one[name] for w, one in enumerate(given) for name in self._inputs}
         if self._replayed is None:
@@ -552,6 +630,75 @@ class BaselineRunner:
             for part, own in zip(found, value.chunk(worlds, dim), strict=True):
                 part[name] = own
         return found
+
+
+class Along:
+    """Runs that are computed along with another pass, each node before the other's; or when they are read."""
+
+    def __init__(self, runner: BaselineRunner, runs: Sequence[InputRun], wavefront: Wavefront) -> None:
+        self._order = runs[0].model.program.order
+        with computing():
+            self.program, self._up_to, self._targets = runner.piecemeal(runs, wavefront)
+        # Fused steps stand where the last of their nodes does.
+        self._places = [self._order.get(step.node, -1) for step in self.program.steps]
+        self._at = {step.node: number for number, step in enumerate(self.program.steps)}
+        self._runner = runner
+        self.runs = [PassRun(run, OfWorld(self, world, run.inputs)) for world, run in enumerate(runs)]
+
+    def before(self, node: str) -> None:
+        """Compute all that the program computes up to a node."""
+        place = self._order.get(node, -1)
+        self._compute(bisect.bisect_right(self._places, place))
+
+    def finish(self) -> None:
+        """Compute what is left."""
+        self._compute(len(self._places))
+
+    def value(self, name: str, world: int) -> Tensor:
+        """The value of a node in one of the runs; it is computed where it was not."""
+        self._compute(self._at[name] + 1)
+        return self._runner.of_world(name, self._targets[name](), world)
+
+    def has(self, name: str) -> bool:
+        """True if the pass keeps a node."""
+        return name in self._targets
+
+    def names(self) -> list[str]:
+        """The nodes that are kept."""
+        return list(self._targets)
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def _compute(self, stop: int) -> None:
+        self._up_to(stop)
+
+
+class OfWorld(Mapping[str, Any]):
+    """The values of one of the runs of an `Along`, with its inputs."""
+
+    def __init__(self, along: Along, world: int, inputs: Mapping[str, Tensor]) -> None:
+        self._along, self._world, self._inputs = along, world, inputs
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._inputs:
+            return self._inputs[name]
+        if not self._along.has(name):
+            raise KeyError(name)
+        return self._along.value(name, self._world)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._inputs or (isinstance(name, str) and self._along.has(name))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._inputs
+        yield from self._along.names()
+
+    def __len__(self) -> int:
+        return len(self._inputs) + len(self._along.names())
+
+    def or_else(self, other: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Reads these values, and what is not among them with `other`."""
+        return lambda name: self[name] if name in self else other(name)
 
 
 def _slot(name: str, world: int) -> str:

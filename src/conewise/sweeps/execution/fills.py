@@ -34,15 +34,28 @@ class Values:
     """
 
     def __init__(
-        self, batch: Batch, sites: Sequence[Site], wholes: dict[Site, Tensor | None] | None = None
+        self,
+        batch: Batch,
+        sites: Sequence[Site],
+        wholes: dict[Site, Tensor | None] | None = None,
+        *,
+        is_later: bool = False,
     ) -> None:
+        """With `is_later`, the source is still to be computed: it is looked at behind the first pass."""
         self.batch = batch
         self._wholes = wholes if wholes is not None and batch.intervention.is_run else {}
         self._own: dict[Any, Tensor | None] = {}
         self._looked_at: list[Site] = []
         self._flags: Tensor | None = None
         self._suspicious: frozenset[Site] | None = None
-        if batch.intervention.is_run:
+        self._sites = sites if batch.intervention.is_run else ()
+        if not is_later:
+            self._look()
+
+    def _look(self) -> None:
+        """Begin to look for NaN in what is put in."""
+        sites, self._sites = self._sites, ()
+        if sites:
             found = {site: whole for site in sites if (whole := self.whole(site)) is not None}
             floats = {s: one for s, one in found.items() if one.is_floating_point() and one.numel()}
             self._looked_at, self._flags = list(floats), nan_flags(list(floats.values()))
@@ -50,6 +63,7 @@ class Values:
     def expect_no_nan(self, fills: PassFills) -> None:
         """Raise PatchError where a pass put NaN in. Waits for the device."""
         if self._suspicious is None:
+            self._look()
             flags = [] if self._flags is None else self._flags.tolist()
             marked = zip(self._looked_at, flags, strict=False)
             self._suspicious = frozenset(site for site, flag in marked if flag)

@@ -7,7 +7,8 @@ pass was built; here it is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -78,12 +79,13 @@ class Wavefront:
         *,
         given: Mapping[str, Tensor] = NOTHING,
         columns: Mapping[str, Tensor] = NOTHING,
+        before: Callable[[str], None] | None = None,
     ) -> dict[str, Tensor]:
         """The values of the targets in all worlds of the pass, stacked.
 
-        `room_for` is told before each step that takes memory how much that is. `given` are stacks that
-        the pass begins with. `columns` are nodes that multiply with a weight, and the columns of theirs that
-        anything reads.
+        `before` is told of each node before its step, `room_for` before each step that takes memory how much
+        that is. `given` are stacks that the pass begins with. `columns` are nodes that multiply with a
+        weight, and the columns of theirs that anything reads.
         """
         self._read, self._columns = read, columns
         self._constants.rebase(read)
@@ -93,7 +95,10 @@ class Wavefront:
                 ready = self._ready[id(program)] = self._made_ready(program)
                 while len(self._ready) > READY:
                     del self._ready[next(iter(self._ready))]
-            return self._run(ready, ready.held(read, given), fills, values, room_for or (lambda _: None))
+            steps = ready.steps if before is None else ready.told(before)
+            return self._run(
+                ready, steps, ready.held(read, given), fills, values, room_for or (lambda _: None)
+            )
         finally:
             # A dataset is streamed: no baseline is kept for the next.
             self._read, self._columns = _unread, NOTHING
@@ -102,12 +107,13 @@ class Wavefront:
     def _run(
         self,
         ready: ReadyPass,
+        steps: Iterable[ReadyStep],
         held: Held,
         fills: PassFills | None,
         values: Values | None,
         room_for: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        for rise, place, rule, only, operands, put, drop in ready.steps:
+        for rise, place, rule, only, operands, put, drop in steps:
             if rise:
                 room_for(rise)
             if rule is not None:
@@ -120,6 +126,34 @@ class Wavefront:
                 held[dropped] = None
         room_for(ready.program.reading)
         return {node: operand(held) for node, operand in ready.targets}
+
+    def piecemeal(
+        self, program: PassProgram, read: ReadValue, given: Mapping[str, Tensor]
+    ) -> tuple[Callable[[int], None], Mapping[str, Callable[[], Tensor]]]:
+        """A pass that is run a part at a time, by nothing else meanwhile: it puts nothing in.
+
+        The first computes the steps before that number. The second reads the targets that were computed.
+        """
+        self._read = read
+        self._constants.rebase(read)
+        ready = self._made_ready(program)
+        held, waiting = ready.held(read, given), iter(ready.steps)
+        done = 0
+
+        def up_to(stop: int) -> None:
+            nonlocal done
+            own = list(itertools.islice(waiting, max(0, stop - done)))
+            done += len(own)
+            for _, place, rule, only, operands, _, drop in own:
+                if rule is not None:
+                    held[place] = rule(held[only]) if operands is None else rule(*operands(held))
+                for dropped in drop:
+                    held[dropped] = None
+
+        def reading(operand: Operand) -> Callable[[], Tensor]:
+            return lambda: operand(held)
+
+        return up_to, {node: reading(operand) for node, operand in ready.targets}
 
     # -- what is found out once ------------------------------------------------------------------
 
@@ -457,6 +491,12 @@ class ReadyPass:
             if name in self.stacks:
                 held[self.stacks[name]] = stack
         return held
+
+    def told(self, before: Callable[[str], None]) -> Iterator[ReadyStep]:
+        """The steps, each after `before` was told of its node."""
+        for step, one in zip(self.program.steps, self.steps, strict=True):
+            before(step.node)
+            yield one
 
     def of_stack(self, node: str) -> int:
         """The place of a node's stack."""

@@ -18,7 +18,14 @@ from conewise.program.streaming import reads_of
 from conewise.program.tensors import SPLIT, TF32
 from conewise.sweeps.planning.costs import Costs, Splitting
 from conewise.sweeps.planning.memory import NodeSizes, PutSizes, measured, serial_peak
-from conewise.sweeps.planning.passes import PassProgram, fused_pass, weights_of
+from conewise.sweeps.planning.passes import (
+    PassProgram,
+    baseline_pass,
+    fused_pass,
+    merged_weights,
+    read_of_base,
+    weights_of,
+)
 from conewise.sweeps.planning.patching import (
     EdgeFill,
     FillTable,
@@ -427,8 +434,11 @@ class Compilation:
         if streamed.stream is None:
             return 0
         if passes:
-            each = [streamed.moved([weights_of(one, streamed, self.columns)]) for one in programs]
-            return sum(each[one.program] for one in passes)
+            read = [weights_of(one, streamed, self.columns) for one in programs]
+            each = [streamed.moved([one]) for one in read]
+            number = passes[0].program
+            first = self._with_baselines(programs[number], read[number])
+            return streamed.moved([first]) + sum(each[one.program] for one in passes[1:])
         steps = [(numbers, mask) for node, mask in self.schedule.steps if (numbers := streamed.at(node))]
         worlds = range(len(chunks))
         groups = [worlds[first : first + SERIAL_GROUP] for first in worlds[::SERIAL_GROUP]]
@@ -439,6 +449,18 @@ class Compilation:
             ],
             as_program=True,
         )
+
+    def _with_baselines(
+        self, program: PassProgram, weights: Sequence[tuple[int, ...]]
+    ) -> Sequence[tuple[int, ...]]:
+        """The weights that the steps of the first pass read, with those of base and source beside them."""
+        if not self.conditions.along:
+            return weights
+        wanted = [*read_of_base(program), *(group.node for group in self.patching.groups)]
+        along = baseline_pass(
+            self.graph, self.facts, [*wanted, *self.readout.targets], self._masks, self.conditions.along
+        )
+        return merged_weights(self.facts.program, program, weights, along)
 
     def _why(self, programs: Sequence[PassProgram]) -> str:
         """Return why the worlds are computed in this way, what that does to the numbers, where it ends."""

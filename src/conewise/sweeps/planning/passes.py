@@ -7,6 +7,7 @@ Where worlds are numbered, they are numbered within the pass.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from conewise.program.records import SIZES, Program
-from conewise.program.streaming import Reads
+from conewise.program.streaming import Reads, reads_of
 from conewise.program.walk import dropped_after
 from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.fusing import Fusion, fitting
@@ -322,6 +323,18 @@ def weights_of(program: PassProgram, streamed: Reads, columns: Collection[str] =
         else ()
         for step in program.steps
     ]
+
+
+def merged_weights(
+    program: Program, own: PassProgram, weights: Sequence[tuple[int, ...]], along: PassProgram
+) -> list[tuple[int, ...]]:
+    """The same of two passes that are computed side by side, node for node, `along` first."""
+    order, streamed = program.order, reads_of(program)
+    places = itertools.accumulate((order.get(step.node, -1) for step in own.steps), max)
+    steps = list(zip(places, itertools.repeat(1), weights, strict=False))
+    first = zip(along.steps, weights_of(along, streamed), strict=True)
+    steps += [(order.get(step.node, -1), 0, numbers) for step, numbers in first]
+    return [numbers for _, _, numbers in sorted(steps, key=lambda one: one[:2])]
 
 
 def can_stack(facts: ShapeFacts, program: PassProgram) -> bool:

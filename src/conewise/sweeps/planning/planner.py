@@ -18,12 +18,14 @@ from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import Argument, SweepError
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.sizes import has_unbacked
+from conewise.program.streaming import reads_of
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import Rule, output_names
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric, most_behind, nodes_read
 from conewise.runs.reading import Reading
+from conewise.runs.run import InputRun, PassRun
 from conewise.runs.values import reader
 from conewise.sweeps.execution.cuda_graph import GraphPool
 from conewise.sweeps.planning.compiler import Compilation
@@ -233,6 +235,11 @@ class Planner:
         read = reader(base)
         found = read_conditions(base, source, shape, read)
         found = replace(found, tail=tail_of(self.facts, self.spec.metrics, base.inputs))
+        runs = [one for one in (base, source) if one is not None]
+        has_edges = any(isinstance(place, EdgePlace) for cell in self.spec.cells for place in cell)
+        if reads_of(self.facts.program).stream is not None and not has_edges:
+            is_along = all(isinstance(one, InputRun | PassRun) for one in runs)
+            found = replace(found, along=len(runs) if is_along else 0)
         return replace(found, obstacle=self._obstacle(base, shape, found, read))
 
     def _obstacle(

@@ -119,7 +119,8 @@ class Conditions:
     `first_change` is the first position at which base and source can differ, `differing` the inputs that do.
     `masks` says what attention masks hide, `edits` what stands in the base. `tail` is how many of the last
     positions the metrics read, where each reads one: more than 1 where prompts are padded behind. `obstacle`
-    says why worlds cannot be stacked. `cut` is how a run that is resumed was cut.
+    says why worlds cannot be stacked. `cut` is how a run that is resumed was cut. `along` is how many runs
+    are computed along with the worlds, where weights stream.
     """
 
     first_change: int = 0
@@ -131,6 +132,7 @@ class Conditions:
     max_memory: int | None = None
     evaluator: str = "auto"
     cut: StoredCut | None = None
+    along: int = 0
 
 
 def read_conditions(
