@@ -17,6 +17,7 @@ from conewise.arguments import Samples, checked, expect
 from conewise.attributing.attribution import attribute
 from conewise.checks.verify import Verification, verify
 from conewise.circuits.acdc import find_circuit
+from conewise.circuits.features import feature_graph
 from conewise.circuits.replaced_parts import edge_facts, model_edges
 from conewise.circuits.tracing import causal_trace
 from conewise.errors import CaptureError, PromptError, describe
@@ -177,6 +178,7 @@ class Model(Captured):
     ask = ask
     attribute = attribute
     causal_trace = causal_trace
+    feature_graph = feature_graph
     find_circuit = find_circuit
 
     def components(self, stack: str = "") -> Components:

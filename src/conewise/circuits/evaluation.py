@@ -47,11 +47,12 @@ class Evaluation:
     minimality: float | None = None
     weakest: str | None = None
     per_prompt: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    unit: str = "edges"
 
     def __repr__(self) -> str:
         share = self.size / self.edges if self.edges else math.nan
         return (
-            f"Evaluation of {self.size:,} of {self.edges:,} edges ({share:.1%}): faithfulness "
+            f"Evaluation of {self.size:,} of {self.edges:,} {self.unit} ({share:.1%}): faithfulness "
             f"{self.faithfulness:.3f}, completeness {self.completeness:.3f} "
             f"({self.metric} {self.circuit:.4g}, of the model {self.full:.4g})"
         )
@@ -59,7 +60,7 @@ class Evaluation:
     @property
     def finding(self) -> str:
         """What was found, in a sentence."""
-        edges = f"{self.size:,} of {self.edges:,} edges"
+        edges = f"{self.size:,} of {self.edges:,} {self.unit}"
         return f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
 
     def _repr_html_(self) -> str:
@@ -70,24 +71,24 @@ class Evaluation:
         values = [
             (f"{self.metric} of the model", self.full, f"{self.full:.4g}"),
             ("of the circuit", self.circuit, f"{self.circuit:.4g}"),
-            ("without the circuit's edges", self.complement, f"{self.complement:.4g}"),
-            ("with all edges removed", self.ablated, f"{self.ablated:.4g}"),
+            (f"without the circuit's {self.unit}", self.complement, f"{self.complement:.4g}"),
+            (f"with all {self.unit} removed", self.ablated, f"{self.ablated:.4g}"),
         ]
         weakest = "" if self.weakest is None else f"; the edge needed least is {self.weakest}"
         prompts = len(self.per_prompt.get("full", ()))
-        sure = (
-            f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}; removed edges: {self.ablation}{weakest}."
-        )
+        over = f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}"
+        sure = f"{over}; removed {self.unit}: {self.ablation}{weakest}."
         return shown(lead(self.finding), note(sure), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
         share = self.size / self.edges if self.edges else math.nan
         known = f"of the model {self.full:.4g}, with nothing kept {self.ablated:.4g}"
+        without, removed = f"{self.complement:.4g}", f"removed {self.unit}: {self.ablation}"
         lines = [
-            f"circuit of {self.size:,} edges, {share:.1%} of {self.edges:,}; removed edges: {self.ablation}",
+            f"circuit of {self.size:,} {self.unit}, {share:.1%} of {self.edges:,}; " + removed,
             f"  faithfulness {self.faithfulness:8.3f}   {self.metric} of the circuit {self.circuit:.4g}, "
             + known,
-            f"  completeness {self.completeness:8.3f}   without the circuit's edges {self.complement:.4g}",
+            f"  completeness {self.completeness:8.3f}   without the circuit's {self.unit} " + without,
         ]
         if self.minimality is not None:
             lines.append(f"  minimality   {self.minimality:8.3g}   the weakest edge is {self.weakest}")

@@ -176,6 +176,59 @@ def lens_table(
     return drawn
 
 
+def feature_figure(
+    nodes: Sequence[tuple[int, int, str, str]],
+    edges: Sequence[tuple[int, int, float]],
+    tokens: Sequence[str],
+    rows: Sequence[str],
+) -> go.Figure:
+    """Nodes at token and row, and the edges between them: wide where an effect is large.
+
+    A node is its position, its row, its kind and its name; an edge the numbers of its ends, and its effect.
+    """
+    drawn, largest = go.Figure(), max((abs(effect) for *_, effect in edges), default=0.0) or 1.0
+    beside: dict[tuple[int, int], int] = {}
+    xs, ys = [], []
+    for pos, row, *_ in nodes:  # nodes of one token and row stand side by side
+        number = beside[pos, row] = beside.get((pos, row), 0) + 1
+        xs.append(pos + 0.09 * ((number - 1) % 9) - 0.05)
+        ys.append(row + 0.14 * ((number - 1) // 9))
+    for one, other, effect in reversed(edges):
+        colour = "rgba(33, 102, 172, .7)" if effect > 0 else "rgba(178, 24, 43, .7)"
+        drawn.add_scatter(
+            x=[xs[one], xs[other]],
+            y=[ys[one], ys[other]],
+            mode="lines",
+            line={"width": 0.4 + 4 * abs(effect) / largest, "color": colour},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+    shapes = {"feature": "circle", "error": "diamond", "embedding": "square", "metric": "star"}
+    for kind, shape in shapes.items():
+        own = [number for number, node in enumerate(nodes) if node[2] == kind]
+        if own:
+            drawn.add_scatter(
+                x=[xs[number] for number in own],
+                y=[ys[number] for number in own],
+                mode="markers",
+                marker={"symbol": shape, "size": 9, "color": "#444", "line": {"width": 1, "color": "white"}},
+                text=[escaped(nodes[number][3]) for number in own],
+                hovertemplate="%{text}<extra></extra>",
+                name=kind,
+            )
+    drawn.update_layout(
+        xaxis={
+            "tickvals": list(range(len(tokens))),
+            "ticktext": [escaped(t) for t in tokens],
+            "showgrid": False,
+        },
+        yaxis={"tickvals": list(range(len(rows))), "ticktext": [escaped(r) for r in rows], "showgrid": True},
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=_height(8 * len(rows)),
+    )
+    return drawn
+
+
 def _axes(
     drawn: go.Figure,
     rows: Sequence[str],
