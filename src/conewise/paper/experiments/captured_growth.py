@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from conewise.anatomy.selectors import sites as sites_of
 from conewise.loading import load
 from conewise.model import Model, capture
 from conewise.paper.experiments.result import Row, rows_of
@@ -18,6 +19,8 @@ from conewise.surgery.surgery import Surgery
 PLACES = (("resid_post", 2), ("resid_post", 0), ("mlp_out", 1))
 """Where blocks are grafted, one after each round: the first one behind the second."""
 STEPS, BATCH, HALF = 40, 16, 6
+SWEPT_EVERY = 20
+"""Steps of training between two sweeps."""
 SEED = 7
 
 
@@ -44,7 +47,10 @@ class Grown:
     grafts: list[tuple[int, int]] = field(default_factory=list)
     changed: int = 0
     evaluations: list[tuple[int, int]] = field(default_factory=list)
-    """Of the sweep over all heads after each graft: as planned, and as the ledger counts them."""
+    """Of each sweep over all heads and an MLP: as planned, and as the ledger counts them."""
+    swept_at: list[int] = field(default_factory=list)
+    effects: list[float] = field(default_factory=list)
+    """The largest effect that each sweep found, beside the steps that went before it."""
 
 
 def grow(steps: int = STEPS) -> Grown:
@@ -63,7 +69,10 @@ def grow(steps: int = STEPS) -> Grown:
     for place, block in zip((*PLACES, None), (*blocks, None), strict=True):
         trained = model.to_module()
         optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
-        for _ in range(steps):
+        for step in range(steps):
+            if step % SWEPT_EVERY == 0:
+                optimizer.zero_grad(set_to_none=True)
+                _sweep(found, model, inputs)
             lines = _lines(drawn, vocabulary, BATCH)
             logits = trained(input_ids=lines).logits
             loss = nn.functional.cross_entropy(
@@ -80,7 +89,6 @@ def grow(steps: int = STEPS) -> Grown:
         model = Surgery().graft(place, block).apply(model)
         programs.append(model.program)
         found.changed += not torch.equal(model.run(**inputs).logits, before)
-        found.evaluations.append(_swept(model, inputs))
         grafts = [
             GraftAt(start.locate(one).node, len(after.record_of.keys() - earlier.record_of.keys()))
             for one, earlier, after in zip(PLACES, programs, programs[1:], strict=False)
@@ -95,33 +103,54 @@ def _lines(drawn: torch.Generator, vocabulary: int, count: int) -> Tensor:
     return torch.cat([half, half], dim=1)
 
 
-def _swept(model: Model, inputs: Any) -> tuple[int, int]:
+def _sweep(grown: Grown, model: Model, inputs: Any) -> None:
+    """Put each head and each MLP of a layer to zero in the model as it is by now."""
+
     def loss(outputs: Any) -> Tensor:
-        found: Tensor = outputs.logits[:, -1].logsumexp(-1)
+        lines = inputs["input_ids"]
+        logits = outputs.logits[:, HALF - 1 : -1].transpose(1, 2)
+        found: Tensor = nn.functional.cross_entropy(logits, lines[:, HALF:], reduction="none").mean(1)
         return found
 
-    base = model.run(**inputs)
-    result = model.sweep(
-        [(kind, 1) for kind in ("z", "mlp_out")], base=base, source="zero", metric=loss
-    ).run()
-    return result.plan.node_evaluations, result.ledger.node_evaluations
+    sites: list[Any] = [sites_of("z", layer=":", head=":"), sites_of("mlp_out", layer=":")]
+    result = model.sweep(sites, base=model.run(**inputs), source="zero", metric=loss).run()
+    grown.evaluations.append((result.plan.node_evaluations, result.ledger.node_evaluations))
+    grown.swept_at.append(len(grown.losses))
+    grown.effects.append(float((result.table[0] - result.base[0]).abs().max()))
 
 
-def rows(steps: int = STEPS) -> list[Row]:
-    """Compare the costs of grafts into the captured model with the theory."""
+def rows(steps: int = STEPS) -> tuple[list[Row], dict[str, list[Any]]]:
+    """Compare the costs of grafts into the captured model with the theory; and what its figure shows."""
     grown = grow(steps)
     found: list[Row] = []
-    for number, (graft, swept) in enumerate(zip(grown.grafts, grown.evaluations, strict=True), start=1):
+    for number, graft in enumerate(grown.grafts, start=1):
         kind, layer = PLACES[number - 1]
         found += rows_of(
             f"captured, graft {number} of {len(PLACES)}, after {kind} of layer {layer}",
             ("records recomputed for the logits", *graft),
-            ("records evaluated by a sweep behind it", *swept),
             unit="nodes",
         )
+    planned, counted = (sum(counts) for counts in zip(*grown.evaluations, strict=True))
     found += [
+        Row(
+            f"captured, records evaluated by {len(grown.evaluations)} sweeps between the steps",
+            planned,
+            counted,
+            unit="nodes",
+        ),
+        Row(
+            "captured, sweeps that evaluated another number",
+            0,
+            sum(one != other for one, other in grown.evaluations),
+        ),
         Row("captured, grafts that changed the logits in a bit", 0, grown.changed),
         Row("captured, loss at the beginning", None, grown.losses[0], exact=False),
         Row("captured, loss in the end", None, grown.losses[-1], exact=False),
     ]
-    return found
+    grafted = [steps * number for number in range(1, len(PLACES) + 1)]
+    return found, {
+        "captured": grown.losses,
+        "captured_at": grafted,
+        "swept_at": grown.swept_at,
+        "effects": grown.effects,
+    }

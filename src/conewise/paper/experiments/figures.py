@@ -329,7 +329,7 @@ def _skips(result: Result) -> Drawing:
 
 
 def _growth(result: Result) -> Drawing:
-    drawn = Drawing("loss", "nodes recomputed by a step")
+    drawn = Drawing("loss", "nodes recomputed by a step", "captured language model")
     for key, name, colour in (("grown", "grown", BLUE), ("plain", "not grown", ORANGE)):
         losses = result.series[key]
         drawn.line(list(range(1, len(losses) + 1)), losses, name, colour)
@@ -339,10 +339,14 @@ def _growth(result: Result) -> Drawing:
     drawn.line(at, predicted_of(steps), "predicted", GREY, 2)
     drawn.figure.data[-1].line = stairs
     drawn.dots(at, measured_of(steps), "measured", GREEN, 2, size=4)
-    for panel in (1, 2):
-        for place in result.series["grown_at"]:
+    captured, swept = result.series["captured"], result.series["swept_at"]
+    drawn.line(list(range(1, len(captured) + 1)), captured, "captured, loss", SKY, 3)
+    drawn.dots([at + 0.5 for at in swept], result.series["effects"], "largest effect of a sweep", RED, 3)
+    for panel, key in ((1, "grown_at"), (2, "grown_at"), (3, "captured_at")):
+        for place in result.series[key]:
             drawn.at_place(place + 0.5, PINK, panel)
     drawn.entry("a graft", PINK)
+    drawn.y("cross entropy", 3, zero=True)
     drawn.x("steps")
     drawn.y("mean squared error, log scale", 1, log=True)
     drawn.y("nodes", 2, zero=True)

@@ -301,7 +301,8 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
     ]
     from conewise.paper.experiments import captured_growth  # noqa: PLC0415 - the others need no torch
 
-    rows += captured_growth.rows(min(steps, captured_growth.STEPS))
+    more, series = captured_growth.rows(min(steps, captured_growth.STEPS))
+    rows += more
     for number, (counts, loss) in enumerate(zip(grown.steps, grown.losses, strict=True), start=1):
         name, facts = f"step {number}, nodes recomputed", {"step": number, "loss": loss}
         rows.append(Row(name, *counts, unit="nodes", detail=True, facts=facts))
@@ -320,7 +321,8 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
         before the first step, by the formula for interleaved grafts.
 
         The captured one is the tiny model's shape with random weights, trained to repeat half a line. After
-        each round a block is grafted in by surgery, a sweep runs, and the operated model is trained on.
+        each round a block is grafted in by surgery, and the operated model is trained on. Between the steps
+        each head and each MLP is put to zero by a sweep, of which the figure has the largest effect.
         """,
         SEED,
         series={
@@ -328,6 +330,7 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
             "plain": plain.losses,
             "grown_at": grown.grown_at,
             "nodes": [measured for _, measured in grown.steps],
+            **series,
         },
     )
 
