@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import conewise as cw
 from conewise.anatomy.places import Place
 from conewise.model import Model
+from conewise.models.streamed import stream_memory
+from conewise.program.streaming import reads_of
 from conewise.program.walk import field_names
 from tests.program.marks import marks
 from tests.program.zoo import ZOO
@@ -47,6 +50,55 @@ def sites_of(model: Model, stack: str, last: int = -1) -> Any:
 def total(outputs: Any) -> Tensor:
     value: Tensor = outputs if isinstance(outputs, Tensor) else outputs["sum"]
     return value.flatten(1)[:, :3].sum(-1)
+
+
+STREAMED = (
+    *(
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "opt",
+        "llama",
+        "qwen3",
+        "gemma2",
+        "phi3",
+        "bert",
+        "t5",
+        "mixtral",
+        "falcon",
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_weights_give_the_bits_of_resident_ones(name: str) -> None:
+    case = ZOO[name]
+    module = case.make(case.attention[-1])
+    example, base, source = (case.example(2, case.lengths[0]) for _ in range(3))
+    models = [cw.capture(one, **example) for one in (stream_memory(module, torch.device("cpu")), module)]
+    metric = cw.logit_diff(1, 3, pos=-1) if field_names(models[1].program, "logits") else total
+    last = case.lengths[0] - 1 if "attention_mask" in base else -1
+    stream = reads_of(models[0].program).stream
+    assert stream is not None
+    assert stream.ring.size < stream.total, "not all of them fit"
+
+    for evaluator in ("serial", "auto"):
+        found, expected = (
+            model.sweep(
+                sites_of(model, "decoder" if name == "t5" else "", last),
+                base=base,
+                source=source,
+                metric=metric,
+            ).run(evaluator=evaluator)
+            for model in models
+        )
+
+        assert torch.equal(found.per_prompt, expected.per_prompt)
+        assert torch.equal(found.base, expected.base)
+        assert found.ledger.moved_bytes == found.plan.moved_bytes > 0
+        assert found.verify(n=2).ok
+    assert models[0].fidelity.bitwise == models[1].fidelity.bitwise
 
 
 @pytest.mark.parametrize(("name", "attention"), EVERY)

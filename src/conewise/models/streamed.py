@@ -161,7 +161,14 @@ def stream_files(
 def stream_memory(module: nn.Module, device: torch.device, ring: int | None = None) -> nn.Module:
     """A copy of a module in memory, which shares its weights and streams its matrices to a device."""
     weights = {
-        name: Weight(name, tuple(one.shape), one.dtype, one.dtype, HostPart(one.detach().contiguous()))
+        name: Weight(
+            name,
+            tuple(one.shape),
+            one.dtype,
+            one.dtype,
+            HostPart(one.detach().contiguous()),
+            one.requires_grad,
+        )
         for name, one in module.named_parameters()
         if one.ndim >= 2 and one.device.type == "cpu"
     }
@@ -192,7 +199,8 @@ def _with_stream(
         made[id(own[name])] = streamed_parameter(stream, number)
     for name, one in own.items():
         if name not in weights:
-            made[id(one)] = nn.Parameter(loaded[name].to(device), requires_grad=False)
+            trains = one.is_floating_point() and (one.is_meta or one.requires_grad)
+            made[id(one)] = nn.Parameter(loaded[name].to(device), requires_grad=trains)
     for path, part in module.named_modules():
         for name, one in part._parameters.items():
             if one is not None:

@@ -123,13 +123,17 @@ def as_bytes(tensor: Tensor) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of a stream: what it is, and where its bytes stay, in the dtype `stored`."""
+    """One weight of a stream: what it is, and where its bytes stay, in the dtype `stored`.
+
+    `trains` is what its module says of it: `requires_grad`, by which torch chooses how it multiplies.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     stored: torch.dtype
     origin: Origin
+    trains: bool = True
 
     @property
     def count(self) -> int:
@@ -289,6 +293,8 @@ class WeightStream:
     """
 
     def __init__(self, weights: Sequence[Weight], device: torch.device, size: int) -> None:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         self.weights, self.device = tuple(weights), device
         self.ring = Ring([one.nbytes for one in weights], size)
         self.order: Sequence[int] = range(len(weights))
@@ -366,6 +372,13 @@ class WeightStream:
             yield lambda: self.moved - before
         finally:
             self.ring.follow(self.order)
+
+    def room_of(self, number: int) -> Tensor:
+        """A tensor of a weight's shape in the memory of the ring, without a meaning."""
+        if self._memory is None:
+            self._memory = _Memory(self.device, self.ring.size)
+        found: Tensor = torch.from_dlpack(self._memory.at(0, self.weights[number]))
+        return found
 
     def rows(self, number: int, index: Tensor) -> Tensor:
         """The rows of a weight that an index names, [*index, ...]."""
@@ -509,8 +522,13 @@ class Streamed(Tensor):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        like = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-        return _streamed, (self.stream, self.number, like, self.steps, isinstance(self, nn.Parameter))
+        return _streamed, (
+            self.stream,
+            self.number,
+            _empty_like(self),
+            self.steps,
+            isinstance(self, nn.Parameter),
+        )
 
     def __deepcopy__(self, memo: Any) -> Any:
         return _streamed(self.stream, self.number, self, self.steps, isinstance(self, nn.Parameter))
@@ -541,11 +559,15 @@ class Streamed(Tensor):
         return _computed(func, func.overloadpacket.__name__, args, kwargs or {})
 
 
+VIEWS = (REARRANGEMENTS - COPIES) | SELECTIONS
+"""Operations that may show a weight in another way, without a copy."""
+
+
 def _streamed(
     stream: WeightStream, number: int, like: Tensor | None, steps: tuple[Any, ...], is_parameter: bool
 ) -> Any:
     made = Streamed(stream, number, like, steps)
-    return nn.Parameter(made, requires_grad=False) if is_parameter else made
+    return nn.Parameter(made, requires_grad=stream.weights[number].trains) if is_parameter else made
 
 
 def streamed_parameter(stream: WeightStream, number: int) -> nn.Parameter:
@@ -568,29 +590,58 @@ def _computed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         )
     if len(own) == 1 and not first.steps and (found := _rows(name, args, kwargs, first)) is not None:
         return found
+    if (
+        len(own) == 1
+        and name in _SHOWING
+        and not any(isinstance(one, Tensor) for one in _others(leaves, own))
+    ):
+        leaves[own[0][0]] = _empty_like(first)
+        given, options = tree_unflatten(leaves, spec)
+        made = func(*given, **options)
+        if all(
+            one.untyped_storage()._cdata == leaves[own[0][0]].untyped_storage()._cdata
+            for one in _tensors(made)
+        ):
+            return _shown(made, first, func, own[0][0], leaves, spec)
     stream = first.stream
     values = stream.held([leaf.number for _, leaf in own])
-    for (place, leaf), value in zip(own, values, strict=True):
+    for (place, leaf), whole in zip(own, values, strict=True):
+        # A matrix that trains, and views of it, are multiplied otherwise, with gradients or without.
+        value = whole.detach().requires_grad_(stream.weights[leaf.number].trains)
         leaves[place] = functools.reduce(lambda shown, step: step(shown), leaf.steps, value)
     args, kwargs = tree_unflatten(leaves, spec)
     made = func(*args, **kwargs)
-    if len(own) > 1:
-        return _kept(made, stream)
-    return _shown(made, stream, first, func, own[0][0], leaves, spec)
+    return _kept(made, stream)
+
+
+_SHOWING = frozenset({*VIEWS, "numpy_t", "t", "as_strided", "__getitem__", "unsafe_chunk", "unsafe_split"})
+
+
+def _others(leaves: Sequence[Any], own: Sequence[tuple[int, Any]]) -> list[Any]:
+    places = {place for place, _ in own}
+    return [leaf for place, leaf in enumerate(leaves) if place not in places]
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    return [one for one in tree_flatten(made)[0] if isinstance(one, Tensor)]
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and strides on the meta device."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _kept(made: Any, stream: WeightStream) -> Any:
-    """The same with copies of what lies in the ring."""
+    """The same with copies of what lies in the ring: another weight will lie there."""
+    if not any(map(stream.is_own, _tensors(made))):
+        return made
     leaves, spec = tree_flatten(made)
     found = [one.clone() if isinstance(one, Tensor) and stream.is_own(one) else one for one in leaves]
     return tree_unflatten(found, spec)
 
 
-def _shown(made: Any, stream: WeightStream, of: Streamed, func: Any, at: int, leaves: Any, spec: Any) -> Any:
-    """The same with views of the weight by name, for what lies in the ring."""
-    found, made_spec = tree_flatten(made)
-    if not any(isinstance(one, Tensor) and stream.is_own(one) for one in found):
-        return made
+def _shown(made: Any, of: Streamed, func: Any, at: int, leaves: Any, spec: Any) -> Any:
+    """Views of a weight by name, like these on the meta device: they are made when they are read."""
     rest = [None if place == at else leaf for place, leaf in enumerate(leaves)]
 
     def step(number: int) -> Callable[[Tensor], Tensor]:
@@ -601,10 +652,9 @@ def _shown(made: Any, stream: WeightStream, of: Streamed, func: Any, at: int, le
 
         return again
 
+    found, made_spec = tree_flatten(made)
     shown = [
-        Streamed(stream, of.number, one, (*of.steps, step(number)))
-        if isinstance(one, Tensor) and stream.is_own(one)
-        else one
+        Streamed(of.stream, of.number, one, (*of.steps, step(number))) if isinstance(one, Tensor) else one
         for number, one in enumerate(found)
     ]
     return tree_unflatten(shown, made_spec)
@@ -629,9 +679,10 @@ def _rows(name: str, args: Any, kwargs: Any, weight: Streamed) -> Tensor | None:
 
 @contextmanager
 def standing_in(module: nn.Module) -> Iterator[dict[int, Streamed]]:
-    """Let tensors of one element stand for streamed weights while a module is traced.
+    """Let tensors in the memory of the ring stand for streamed weights while a module is traced.
 
-    The result has the streamed weights by the identities of what stands for them.
+    A trace reads shapes and strides, and no number. The result has the streamed weights by the identities of
+    what stands for them.
     """
     made: dict[int, nn.Parameter] = {}
     back: dict[int, Streamed] = {}
@@ -642,8 +693,8 @@ def standing_in(module: nn.Module) -> Iterator[dict[int, Streamed]]:
             for name, weight in table.items():
                 if isinstance(weight, Streamed):
                     if id(weight) not in made:
-                        alone = torch.zeros(1, dtype=weight.dtype, device=weight.device)
-                        made[id(weight)] = nn.Parameter(alone.expand(weight.shape), requires_grad=False)
+                        room = weight.stream.room_of(weight.number)
+                        made[id(weight)] = nn.Parameter(room, requires_grad=weight.requires_grad)
                         back[id(made[id(weight)])] = weight
                     held.append((table, name, weight))
         for one, name, weight in held:
@@ -715,9 +766,6 @@ def reads_of(program: Program) -> Reads:
 def first_uses(steps: Iterable[Sequence[int]]) -> list[int]:
     """The weights that steps read, in the order of their first use."""
     return list(dict.fromkeys(number for numbers in steps for number in numbers))
-
-
-VIEWS = (REARRANGEMENTS - COPIES) | SELECTIONS
 
 
 def streams_of(tensors: Iterable[object]) -> tuple[WeightStream, ...]:
