@@ -293,7 +293,7 @@ class WeightStream:
     """
 
     def __init__(self, weights: Sequence[Weight], device: torch.device, size: int) -> None:
-        if device.type == "cuda" and device.index is None:
+        if str(device) == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
         self.weights, self.device = tuple(weights), device
         self.ring = Ring([one.nbytes for one in weights], size)
@@ -377,7 +377,7 @@ class WeightStream:
         """A tensor of a weight's shape in the memory of the ring, without a meaning."""
         if self._memory is None:
             self._memory = _Memory(self.device, self.ring.size)
-        found: Tensor = torch.from_dlpack(self._memory.at(0, self.weights[number]))
+        found: Tensor = torch.utils.dlpack.from_dlpack(self._memory.at(0, self.weights[number]))
         return found
 
     def rows(self, number: int, index: Tensor) -> Tensor:
