@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from conewise.reactive.world import Event, World
     from conewise.runs.dictionaries import dictionary
     from conewise.runs.interventions import add, intervention, masked, mean, noise, resample
-    from conewise.runs.metrics import cross_entropy, kl_to, logit, logit_diff, metric, prob, read
+    from conewise.runs.metrics import (
+        cross_entropy,
+        kl_to,
+        log_prob,
+        logit,
+        logit_diff,
+        metric,
+        prob,
+        prob_diff,
+        read,
+    )
     from conewise.runs.run import Run
     from conewise.surgery.surgery import Surgery
     from conewise.sweeps.planning.plan import SweepPlan
@@ -76,6 +86,7 @@ __all__ = [
     "intervention",
     "kl_to",
     "load",
+    "log_prob",
     "logit",
     "logit_diff",
     "masked",
@@ -86,6 +97,7 @@ __all__ = [
     "ops",
     "pairs",
     "prob",
+    "prob_diff",
     "read",
     "resample",
     "site",
@@ -114,7 +126,7 @@ _NAMES_BY_HOME = {
     "reactive.world": "Event World",
     "runs.dictionaries": "dictionary",
     "runs.interventions": "add intervention masked mean noise resample",
-    "runs.metrics": "cross_entropy kl_to logit logit_diff metric prob read",
+    "runs.metrics": "cross_entropy kl_to log_prob logit logit_diff metric prob prob_diff read",
     "runs.run": "Run",
     "surgery.surgery": "Surgery",
     "sweeps.planning.plan": "SweepPlan",

@@ -15,7 +15,7 @@ import conewise as cw
 from conewise.attributing.pieces import Method
 from conewise.attributing.work import Work
 from conewise.errors import SweepError
-from conewise.runs.inputs import answer_diff, answer_prob
+from conewise.runs.metrics import answer_diff, answer_prob
 from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.runs.test_gradients import squares
 

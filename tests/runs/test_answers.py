@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from conewise.errors import MetricError
-from conewise.runs.inputs import answer_diff, answer_prob, token_rows
-from conewise.runs.metrics import logit_diff, prob
+from conewise.runs.inputs import token_rows
+from conewise.runs.metrics import answer_diff, answer_prob, logit_diff, prob
 
 ANSWERS = [[3], [1, 4], [0, 2, 5]]
 WRONG = [[6, 2], [5], [7]]

@@ -9,7 +9,7 @@ import torch
 
 import conewise as cw
 from conewise.errors import DecompositionError, MetricError
-from conewise.runs.inputs import answer_diff
+from conewise.runs.metrics import answer_diff
 from tests.anatomy.made import stacked
 from tests.anatomy.test_names import FORMS
 from tests.circuits.edge_models import inputs_of, module_of, run_of, stirred

@@ -9,8 +9,7 @@ import torch
 
 import conewise as cw
 from conewise.errors import MetricError
-from conewise.runs.inputs import answer_diff, answer_prob
-from conewise.runs.metrics import Metric
+from conewise.runs.metrics import Metric, answer_diff, answer_prob
 from tests.sweeps.tiny import LENGTH, logits, prompts, tiny, value
 
 SIZES = (2, 3, 1)

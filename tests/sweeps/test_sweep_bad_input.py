@@ -27,8 +27,7 @@ from conewise.errors import (
 )
 from conewise.model import Model
 from conewise.program.tensors import multiplying
-from conewise.runs.inputs import answer_diff, answer_prob
-from conewise.runs.metrics import Metric
+from conewise.runs.metrics import Metric, answer_diff, answer_prob
 from conewise.sweeps.planning.planner import Planner
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over

@@ -109,6 +109,7 @@ class Metric(StrEnum):
 
     LOGIT_DIFF = "logit-diff"
     PROB = "prob"
+    PROB_DIFF = "prob-diff"
     KL = "kl"
 
     @property

@@ -10,9 +10,9 @@ import inspect
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ from conewise.program.walk import described_fields, field_names, output_names
 from conewise.templates import heading, note, shown
 from conewise.text.tokens import AnswerReader
 from conewise.threads import own_settings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -57,6 +59,8 @@ class Metric:
     number, in that order. `reference` is what a run that it compares with was computed with.
 
     A metric of texts is none yet: `of_text(tokenizer)` is it.
+
+    `ends_in`: the tokens with which prompts have to end, one row for all or one for each.
 
     A metric that `reads` sites is of their values: `compute` takes, for each of them, the part that its place
     means, as [world, prompt, ...], and with `whole` all outputs of one world in front of them, which are
@@ -84,6 +88,7 @@ class Metric:
     reads: tuple[Place, ...] = ()
     found: tuple[Located, ...] = ()
     vector: Callable[[Sequence[Mapping[str, int]]], Vector | None] | None = None
+    ends_in: tuple[tuple[int, ...], ...] = ()
 
     def __repr__(self) -> str:
         return f"Metric {self.name}: {self._formula()}"
@@ -158,28 +163,56 @@ class Reference:
 
 
 Position = int | Sequence[int] | Tensor | None
-Token = int | str | Sequence[int] | Sequence[str] | Tensor
+Token = int | str | Collection[Any] | Tensor
+"""A token, or one for each prompt; or a set of tokens, or a list with several for each prompt."""
+Tokens = Sequence[Sequence[int]]
 
 
 def _of_text(name: str, make: Callable[..., Metric], *given: Any) -> Metric | None:
     """Return a metric that awaits the tokenizer of a model, where some tokens are texts; else None."""
-    listed = [list(one) if isinstance(one, list | tuple) else [one] for one in given]
-    if not any(isinstance(one, str) for own in listed for one in own):
+    if not any(map(_has_texts, given)):
         return None
 
     def of_text(tokenizer: Any) -> Metric:
         reader = AnswerReader(tokenizer)
-        where = f"the metric {name!r}"
-        found = []
-        for own, one in zip(listed, given, strict=True):
-            tokens = [reader.token(text, "", where) if isinstance(text, str) else text for text in own]
-            found.append(tokens if isinstance(one, list | tuple) else tokens[0])
-        return make(*found)
+
+        def tokens(one: Any) -> Any:
+            if isinstance(one, str):
+                return reader.token(one, "", f"the metric {name!r}")
+            return type(one)(map(tokens, one)) if isinstance(one, list | tuple | set | frozenset) else one
+
+        return make(*map(tokens, given))
 
     def compute(_: Tensor) -> Tensor:
         raise MetricError(f"the metric {name!r} is of texts, and is read in a model that has its tokenizer.")
 
     return Metric(name, compute, described=given, of_text=of_text)
+
+
+def _has_texts(given: Any) -> bool:
+    return isinstance(given, str) or (
+        isinstance(given, list | tuple | set | frozenset) and any(map(_has_texts, given))
+    )
+
+
+_LISTS = (list, tuple, set, frozenset, range)
+
+
+def _has_sets(*given: Any) -> bool:
+    """True if some prompt has several tokens: a set, or a list in a list."""
+    return any(
+        isinstance(one, set | frozenset)
+        or (isinstance(one, list | tuple) and any(isinstance(own, _LISTS) for own in one))
+        for one in given
+    )
+
+
+def _as_sets(given: Any, what: str) -> list[list[int]]:
+    """The tokens of each prompt; those of one set are for all prompts."""
+    if isinstance(given, set | frozenset):
+        return [_tokens(sorted(given), what)]
+    rows = given if _has_sets(given) else _tokens(given, what)
+    return [_tokens(sorted(row) if isinstance(row, set | frozenset) else row, what) for row in rows]
 
 
 def _brief(given: object) -> str:
@@ -190,18 +223,32 @@ def _brief(given: object) -> str:
 
 
 @checked
-def logit_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str = "logit_diff") -> Metric:
+def logit_diff(
+    answer: Token,
+    wrong: Token,
+    *,
+    over: Literal["mean", "logsumexp"] = "mean",
+    pos: Position = None,
+    name: str = "logit_diff",
+) -> Metric:
     """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each.
 
-    Tokens are numbers, or texts (" Mary") that the tokenizer of the model reads, each of one token.
+    Tokens are numbers, or texts (" Mary") that the tokenizer of the model reads, each of one token. Several
+    answers are a set, `{5, 7}`, or a list in the list of prompts, `[[5, 7], [3]]`: their logits are averaged,
+    or `over="logsumexp"`, which is the logit of any of them.
 
     The last position is the last one that the attention mask shows. `pos` is another one, for all prompts or
     one for each: from 0 it counts the columns of the batch, padding included; −1 is each prompt's last. Where
     attention is not causal, `pos` has to be given.
     """
-    awaiting = _of_text(name, lambda one, other: logit_diff(one, other, pos=pos, name=name), answer, wrong)
+    awaiting = _of_text(
+        name, lambda one, other: logit_diff(one, other, over=over, pos=pos, name=name), answer, wrong
+    )
     if awaiting is not None:
         return awaiting
+    if _has_sets(answer, wrong):
+        sets = _as_sets(answer, "answer"), _as_sets(wrong, "wrong")
+        return read_at(answer_diff(*sets, name=name, over=over), pos)
     answer, wrong = _tokens(answer, "answer"), _tokens(wrong, "wrong")
 
     def compute(logits: Tensor) -> Tensor:
@@ -258,9 +305,14 @@ def logit(token: Token, *, pos: Position = None, name: str = "logit") -> Metric:
 
 @checked
 def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
-    """The probability of a token at the last position, or at `pos`: see `logit_diff`."""
+    """The probability of a token at the last position, or at `pos`: see `logit_diff`.
+
+    Of a set of tokens it is the probability of any of them.
+    """
     if (awaiting := _of_text(name, lambda one: prob(one, pos=pos, name=name), token)) is not None:
         return awaiting
+    if _has_sets(token):
+        return read_at(answer_prob(_as_sets(token, "token"), name=name), pos)
     tokens = _tokens(token, "token")
 
     def compute(logits: Tensor) -> Tensor:
@@ -275,6 +327,217 @@ def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
         of_prompts=lambda numbers: prob(_some(tokens, numbers), name=name),
     )
     return read_at(made, pos)
+
+
+@checked
+def prob_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str = "prob_diff") -> Metric:
+    """The probability of the answer less that of the wrong one, or of any of several: see `logit_diff`."""
+    awaiting = _of_text(name, lambda one, other: prob_diff(one, other, pos=pos, name=name), answer, wrong)
+    if awaiting is not None:
+        return awaiting
+    made = answer_prob_diff(_as_sets(answer, "answer"), _as_sets(wrong, "wrong"), name=name)
+    return read_at(made, pos)
+
+
+@checked
+def log_prob(answer: Any, *, name: str = "log_prob") -> Metric:
+    """The log probability of an answer of one token or several, with which the prompts end.
+
+    `answer` are its tokens, [t1, t2, ...], one answer for all prompts, or a list of these, one for each; or a
+    text, or several. Prompts are run with their answers behind them, padded on the left where at all. The sum
+    is over the answer's tokens, each given those in front of it.
+    """
+    if _has_texts(answer):
+
+        def of_text(tokenizer: Any) -> Metric:
+            texts = [answer] if isinstance(answer, str) else list(answer)
+            return log_prob([tokenizer.encode(one, add_special_tokens=False) for one in texts], name=name)
+
+        def compute(_: Tensor) -> Tensor:
+            raise MetricError(f"the metric {name!r} is of texts, and is read in a model with a tokenizer.")
+
+        return Metric(name, compute, described=(answer,), of_text=of_text)
+    rows = _as_sets(answer, "answer") if _has_sets(answer) else [_tokens(answer, "answer")]
+    longest = max(map(len, rows))
+
+    def compute_of(logits: Tensor) -> Tensor:
+        if logits.ndim != 4 or logits.shape[2] <= longest:
+            raise MetricError(
+                f"{name!r} reads the logits in front of an answer of {longest} tokens, and the output has "
+                f"shape {tuple(logits.shape[1:])}. Run prompts with their answers, and keep all logits."
+            )
+        if len(rows) not in {1, logits.shape[1]}:
+            raise MetricError(f"answers for {len(rows)} prompts, and this run has {logits.shape[1]}.")
+        tail = _wide(logits[:, :, -longest - 1 : -1]).log_softmax(-1)
+        index = torch.full((len(rows), longest), -1, device=logits.device)
+        for number, row in enumerate(rows):
+            index[number, longest - len(row) :] = torch.tensor(row, device=logits.device)
+        if int(index.max()) >= logits.shape[-1]:
+            raise MetricError(f"token {int(index.max())} is not in the vocabulary of {logits.shape[-1]}.")
+        wanted = index.expand(logits.shape[0], logits.shape[1], longest)
+        picked = tail.gather(-1, wanted.clamp_min(0)[..., None])[..., 0]
+        return torch.where(wanted < 0, 0.0, picked).sum(-1)
+
+    def behind(mask: Tensor) -> Metric:
+        if not bool(mask[:, -longest - 1 :].all()):
+            raise MetricError(f"{name!r} reads the end of each prompt: pad on the left.")
+        return made
+
+    made = Metric(
+        name,
+        compute_of,
+        last=False,
+        described=("log_prob", rows),
+        copies=2,
+        prompts=_prompts([0] * len(rows)),
+        of_prompts=lambda numbers: log_prob(
+            rows if len(rows) == 1 else [rows[n] for n in numbers], name=name
+        ),
+        shown=behind,
+        ends_in=tuple(map(tuple, rows)),
+    )
+    return made
+
+
+def answer_diff(answers: Tokens, wrong: Tokens, *, name: str = "logit_diff", over: str = "mean") -> Metric:
+    """The mean logit of each prompt's answers less that of its wrong answers, at the last position.
+
+    Over "logsumexp" it is the logarithm of the sum of their exponentials. One row is for all prompts.
+
+    With one answer and one wrong answer for each prompt this is `logit_diff`. A token that is given twice is
+    one answer; one that is on both sides raises MetricError.
+    """
+    answers, wrong = _sets(answers), _sets(wrong)
+    _ = _rows(answers, "answers"), _rows(wrong, "wrong answers")
+    prompts = one_number({"answers": _prompts(answers), "wrong answers": _prompts(wrong)})
+    most = max(len(answers), len(wrong))
+    answers, wrong = (rows * most if len(rows) == 1 else rows for rows in (answers, wrong))
+    expect_apart(answers, wrong)
+    if all(len(tokens) == 1 for tokens in (*answers, *wrong)):
+        return logit_diff([one for (one,) in answers], [one for (one,) in wrong], name=name)
+
+    def compute(logits: Tensor) -> Tensor:
+        return _pooled(logits, answers, over) - _pooled(logits, wrong, over)
+
+    def among(columns: Mapping[int, int]) -> Metric:
+        return answer_diff(_mapped(answers, columns), _mapped(wrong, columns), name=name, over=over)
+
+    def of_prompts(numbers: Sequence[int]) -> Metric:
+        if most == 1:
+            return made
+        own, others = ([rows[number] for number in numbers] for rows in (answers, wrong))
+        return answer_diff(own, others, name=name, over=over)
+
+    linear = tuple(
+        tuple((token, sign / len(row)) for row, sign in ((right, 1.0), (other, -1.0)) for token in row)
+        for right, other in zip(answers, wrong, strict=True)
+    )
+    described: tuple[Any, ...] = ("logit_diff", [list(row) for row in answers], [list(row) for row in wrong])
+    made = Metric(
+        name,
+        compute,
+        described=described if over == "mean" else (*described, over),
+        tokens=tuple(token for row in (*answers, *wrong) for token in row),
+        among=among,
+        prompts=prompts,
+        of_prompts=of_prompts,
+        linear=linear if over == "mean" else (),
+    )
+    return made
+
+
+def answer_prob(answers: Tokens, *, name: str = "prob") -> Metric:
+    """The probability that one of each prompt's answers comes next.
+
+    With one answer for each prompt this is `prob`. A token that is given twice is one answer.
+    """
+    answers = _sets(answers)
+    _ = _rows(answers, "answers")
+    if all(len(tokens) == 1 for tokens in answers):
+        return prob([one for (one,) in answers], name=name)
+
+    def compute(logits: Tensor) -> Tensor:
+        return _probability(_wide(logits).log_softmax(-1), answers)
+
+    return Metric(
+        name,
+        compute,
+        described=("prob", [list(row) for row in answers]),
+        copies=1,
+        prompts=_prompts(answers),
+        of_prompts=lambda numbers: answer_prob(_some(answers, numbers), name=name),
+    )
+
+
+def answer_prob_diff(answers: Tokens, wrong: Tokens, *, name: str = "prob_diff") -> Metric:
+    """The probability of any of each prompt's answers less that of any wrong one. One row is for all."""
+    answers, wrong = _sets(answers), _sets(wrong)
+    _ = _rows(answers, "answers"), _rows(wrong, "wrong answers")
+    prompts = one_number({"answers": _prompts(answers), "wrong answers": _prompts(wrong)})
+    most = max(len(answers), len(wrong))
+    expect_apart(*(rows * most if len(rows) == 1 else rows for rows in (answers, wrong)))
+
+    def compute(logits: Tensor) -> Tensor:
+        known = _wide(logits).log_softmax(-1)
+        return _probability(known, answers) - _probability(known, wrong)
+
+    return Metric(
+        name,
+        compute,
+        described=("prob_diff", answers, wrong),
+        copies=1,
+        prompts=prompts,
+        of_prompts=lambda numbers: answer_prob_diff(
+            _some(answers, numbers), _some(wrong, numbers), name=name
+        ),
+    )
+
+
+def _probability(known: Tensor, tokens: Tokens) -> Tensor:
+    """The probability of any of each prompt's tokens, of the logarithms of all: [world, prompt]."""
+    index, counts = _index(tokens, known)
+    return torch.where(counts, known.gather(-1, index).exp(), 0.0).sum(-1)
+
+
+def _sets(tokens: Tokens) -> list[list[int]]:
+    """Each prompt's tokens, each once."""
+    return [list(dict.fromkeys(row)) for row in tokens]
+
+
+def _rows(tokens: Tokens, what: str) -> int:
+    """For how many prompts there are tokens, each at least one. Raises MetricError."""
+    if not len(tokens) or not all(len(row) for row in tokens):
+        raise MetricError(
+            f"{what} are a list of tokens for each prompt, each of at least one, and these are {tokens!r}."
+        )
+    return len(tokens)
+
+
+def _pooled(logits: Tensor, tokens: Tokens, over: str) -> Tensor:
+    """The mean logit of each prompt's tokens, or the logit of any of them: [world, prompt]."""
+    index, counts = _index(tokens, logits)
+    picked = _wide(logits.gather(-1, index))
+    if over == "logsumexp":
+        return torch.where(counts, picked, -math.inf).logsumexp(-1)
+    return torch.where(counts, picked, 0.0).sum(-1) / counts.sum(-1)
+
+
+def _index(tokens: Tokens, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens as an index [world, prompt, answer] into logits, and which of them count [prompt, answer]."""
+    if len(tokens) not in {1, logits.shape[1]}:
+        raise MetricError(f"answers for {len(tokens)} prompts, and this run has {logits.shape[1]}.")
+    if (highest := max(map(max, tokens))) >= logits.shape[-1]:
+        raise MetricError(f"the token {highest} is not in the vocabulary of {logits.shape[-1]}.")
+    most = max(map(len, tokens))
+    rows = torch.tensor([[*row, *[row[0]] * (most - len(row))] for row in tokens], device=logits.device)
+    counts = torch.tensor(
+        [[place < len(row) for place in range(most)] for row in tokens], device=logits.device
+    )
+    return rows.expand(*logits.shape[:2], -1), counts
+
+
+def _mapped(tokens: Tokens, columns: Mapping[int, int]) -> list[list[int]]:
+    return [[columns[token] for token in row] for row in tokens]
 
 
 @checked
@@ -330,12 +593,28 @@ def last_logits(run: Any, pos: Position = None) -> Tensor:
 
 
 @checked
-def cross_entropy(targets: Tensor, *, name: str = "cross_entropy") -> Metric:
+def cross_entropy(
+    targets: Tensor | None = None, *, labels: Tensor | None = None, name: str = "cross_entropy"
+) -> Metric:
     """The mean cross-entropy of `targets` [prompt, pos] over their positions; −100 is left out.
 
-    Position t of the logits is compared with `targets[:, t]`: shift them yourself. Positions that the
-    attention mask hides are left out too; a target that is padding, behind a prompt's last token, is −100.
+    Position t of the logits is compared with `targets[:, t]`, or, as Hugging Face's models do it, with
+    `labels[:, t + 1]`: `labels=input_ids` is the loss of language modelling. Positions that the attention
+    mask hides are left out too; a target that is padding, behind a prompt's last token, is −100.
     """
+    if (targets is None) == (labels is None):
+        raise MetricError(
+            "cross_entropy takes `targets`, shifted already, or `labels`, which are shifted here: give one."
+        )
+    if labels is not None:
+        if labels.ndim != 2 or labels.shape[1] < 2:
+            raise MetricError(
+                f"cross_entropy: labels are tokens [prompt, pos] of at least two positions, and this is "
+                f"{_shape(labels)}."
+            )
+        ends = torch.full_like(labels[:, :1], -100)
+        targets = torch.cat([labels[:, 1:], ends], 1)
+    assert targets is not None
     if targets.ndim != 2:
         raise MetricError(f"cross_entropy: targets are tokens [prompt, pos], and this is {_shape(targets)}.")
     _tokens(targets, "targets")
@@ -735,6 +1014,8 @@ def at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor], output: str
         return metric
     program = model.program
     mask = shown_positions(program, inputs, output)
+    if metric.ends_in:
+        _expect_end(metric, program, inputs)
     if not metric.last:
         return metric if mask is None or metric.shown is None else metric.shown(mask)
     if metric.pos is None:
@@ -762,6 +1043,19 @@ def at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor], output: str
         for number, (one, row) in enumerate(zip(wanted, rows, strict=True))
     )
     return replace(metric, behind=behind if any(behind) else ())
+
+
+def _expect_end(metric: Metric, program: Program, inputs: Mapping[str, Tensor]) -> None:
+    """Raise MetricError where the prompts do not end in the tokens of the metric."""
+    leaves = [leaf.name for leaf in program.inputs if leaf.name.rpartition(".")[2] == "input_ids"]
+    ids = inputs[leaves[0]].tolist() if leaves else []
+    rows = metric.ends_in * (len(ids) if len(metric.ends_in) == 1 else 1)
+    for number, (own, row) in enumerate(zip(ids, rows, strict=False)):
+        if own[len(own) - len(row) :] != list(row):
+            raise MetricError(
+                f"the metric {metric.name!r} is of the answer {list(row)}, and prompt {number} ends in "
+                f"{own[len(own) - len(row) :]}. Run each prompt with its answer behind it."
+            )
 
 
 def _position(metric: Metric, wanted: int, shown: list[int], length: int, prompt: int) -> int:
@@ -879,6 +1173,14 @@ def as_metric(given: Any, model: Any = None) -> Metric:
     )
 
 
+def takes_rows(function: Callable[..., Any]) -> bool:
+    """True if a function has an argument `rows`: in a question it gets the pairs that are its prompts."""
+    try:
+        return "rows" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def as_metrics(given: Any, model: Any) -> tuple[Metric, ...]:
     """One metric or several, of which sites in several layers are one each."""
     listed = given if isinstance(given, list | tuple) and not isinstance(given, Places) else [given]
@@ -895,7 +1197,8 @@ def expect_prompts(metric: Metric, prompts: int, where: str, total: int | None =
         together = f" of the {total} in all batches" if total not in {None, prompts} else ""
         raise MetricError(
             f"the metric {metric.name!r} is made for {metric.prompts} prompts, and {where} has {prompts}. "
-            f"Give one answer for all prompts, or one for each{together}."
+            f"Give one answer for all prompts, or one for each{together}; several answers of one prompt are "
+            "a set, `{5, 7}`, or a list in the list, `[[5, 7]]`."
         )
 
 
@@ -1059,7 +1362,7 @@ def _tokens(token: Token, what: str) -> list[int]:
     return numbers
 
 
-def _prompts(tokens: Sequence[int]) -> int | None:
+def _prompts(tokens: Sequence[object]) -> int | None:
     """For how many prompts there are tokens: one is for any number of them."""
     return len(tokens) if len(tokens) > 1 else None
 
@@ -1069,7 +1372,7 @@ def _repeated(tokens: list[int], count: int) -> list[int]:
     return tokens * count if len(tokens) == 1 else tokens
 
 
-def _some(tokens: Sequence[int], numbers: Sequence[int]) -> list[int]:
+def _some(tokens: Sequence[T], numbers: Sequence[int]) -> list[T]:
     """The tokens of some prompts; one for all stays one for all."""
     return list(tokens) if len(tokens) == 1 else [tokens[number] for number in numbers]
 

@@ -206,6 +206,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
         weights=results[0].weights,
         method=" and ".join(dict.fromkeys(result.method for result in results)),
         missing=tuple(_missing(results)),
+        vectors=results[0].vectors,
     )
 
 

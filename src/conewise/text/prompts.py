@@ -18,8 +18,8 @@ from conewise.errors import PromptError, describe, nearest_names
 from conewise.files import as_path, parse_json, read_bounded
 from conewise.program.tensors import Tensor
 from conewise.report.story import TokenizedPair
-from conewise.runs.inputs import answer_diff, answer_prob, token_rows
-from conewise.runs.metrics import Metric, kl_to
+from conewise.runs.inputs import token_rows
+from conewise.runs.metrics import Metric, answer_diff, answer_prob, answer_prob_diff, kl_to
 from conewise.text.tokens import AnswerReader, token_ids, token_texts
 
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
@@ -312,6 +312,7 @@ Tokens = tuple[int, ...]
 METRICS: Mapping[str, str] = {
     "logit_diff": "the logit of the answer less that of the wrong answer",
     "prob": "the probability of the answer",
+    "prob_diff": "the probability of the answer less that of the wrong answer",
     "kl": "how far the prediction lies from that of the clean prompt (KL divergence)",
 }
 """The metrics of prompts and answers, in words; all at the last position."""
@@ -322,7 +323,12 @@ BATCH = 256
 Progress = Callable[[int, int], None]
 """Called with how many are done, and of how many."""
 
-_READS = {"logit_diff": ("answers", "wrong_answers"), "prob": ("answers",), "kl": ()}
+_READS = {
+    "logit_diff": ("answers", "wrong_answers"),
+    "prob": ("answers",),
+    "prob_diff": ("answers", "wrong_answers"),
+    "kl": (),
+}
 
 
 @dataclass(frozen=True)
@@ -358,6 +364,8 @@ class TokenizedPrompts:
         answers = [self.answers[number] for number in self.groups[group]]
         if kind == "logit_diff":
             return answer_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
+        if kind == "prob_diff":
+            return answer_prob_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
         if kind == "prob":
             return answer_prob(answers)
         return kl_to(clean)
@@ -375,7 +383,7 @@ class TokenizedPrompts:
                         "or choose another metric."
                     )
             both = set(self.answers[number]) & set(self.wrong_answers[number])
-            if both and kind == "logit_diff":
+            if both and kind in {"logit_diff", "prob_diff"}:
                 text = token_texts(self.tokenizer, sorted(both))[0]
                 raise PromptError(
                     f"{_where(pair, number)} has {text!r} among its answers and among its wrong answers: "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from conewise.report.story import PATCHES, Story
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import find_embedding
 from conewise.runs.interventions import mean, noise
-from conewise.runs.metrics import Metric, as_metric, logit
+from conewise.runs.metrics import Metric, as_metric, logit, takes_rows
 from conewise.runs.run import Run, baseline, bound
 from conewise.sweeps.execution.growth import Holes
 from conewise.sweeps.planning.costs import synchronize
@@ -179,7 +179,8 @@ class Question(Runnable[Answer]):
     way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
     positions, of all groups) or "noise" (Gaussian, of standard deviation `scale`). `metric` is one of
     `METRICS`, of which "kl" compares with the clean run; or a metric, with answers for all prompts or for
-    each in the order of the pairs; or a function of the module's outputs. `precision`: see `Sweep`.
+    each in the order of the pairs; or a function of the module's outputs, which gets the pairs of the batch
+    if it has an argument `rows`. `precision`: see `Sweep`.
 
     All that is asked is looked at before anything is run. Raises PromptError, SweepError, SiteError,
     MetricError or InputMismatchError for what cannot be asked.
@@ -349,10 +350,14 @@ class Question(Runnable[Answer]):
         """Return the metric of one group."""
         if isinstance(self.metric, str):
             return self.prompts.metric(group, self.metric, clean)
+        numbers = self.prompts.groups[group]
         metric = as_metric(self.metric, self.model)
+        if metric.whole and takes_rows(metric.compute):
+            rows = tuple(self.prompts.pairs[number] for number in numbers)
+            return replace(metric, compute=partial(metric.compute, rows=rows))
         if metric.prompts is None or metric.of_prompts is None:
             return metric
-        return metric.of_prompts(self.prompts.groups[group])
+        return metric.of_prompts(numbers)
 
     @property
     def metric_name(self) -> str:

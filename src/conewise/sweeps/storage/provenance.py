@@ -487,7 +487,8 @@ def _place(plain: Any) -> Place:
 
 def _metric_to_plain(metric: Metric) -> Any:
     kind, *tokens = metric.described or (None,)
-    if kind not in METRICS or not all(isinstance(one, list | tuple) for one in tokens):
+    plain = all(isinstance(one, list | tuple) and all(isinstance(own, int) for own in one) for one in tokens)
+    if kind not in METRICS or not plain:
         return None
     at = [] if metric.pos is None else [list(metric.pos)]
     return [kind, metric.name, [[int(token) for token in one] for one in tokens], *at]
