@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
+CLEAR = "%reset -f"
+"""A new namespace, in the same kernel: what is imported stays loaded."""
 
 
 def read(path: Path) -> Any:
@@ -21,19 +25,31 @@ def read(path: Path) -> Any:
     return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
 
 
-def executed(path: Path, folder: str) -> Any:
-    """A notebook, run from top to bottom in a kernel of its own, with its new outputs."""
-    notebook = read(path)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-        if cell.cell_type == "code":
-            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
-    return notebook
+def executed(paths: Sequence[Path], folder: str) -> list[Any]:
+    """Notebooks with new outputs, run one after the other in one kernel, each in a namespace of its own."""
+    notebooks = [read(path) for path in paths]
+    joined = read(paths[0])
+    clear = nbformat.v4.new_code_cell(CLEAR)  # type: ignore[no-untyped-call]
+    joined.cells = [cell for one in notebooks for cell in (deepcopy(clear), *one.cells)]
+    NotebookClient(joined, timeout=120, resources={"metadata": {"path": folder}}).execute()
+    for notebook in notebooks:
+        count = 0
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)
+            if cell.cell_type == "code":
+                count += 1
+                cell.execution_count = count
+                cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+                for output in cell.outputs:
+                    if "execution_count" in output:
+                        output["execution_count"] = count
+    return notebooks
 
 
 if __name__ == "__main__":
-    for notebook_path in sorted(ROOT.glob("examples/notebooks/*.ipynb")):
-        with tempfile.TemporaryDirectory() as empty:
-            nbformat.write(executed(notebook_path, empty), notebook_path)  # type: ignore[no-untyped-call]
-        sys.stdout.write(f"executed {notebook_path.relative_to(ROOT)}\n")
+    asked = [Path(name).resolve() for name in sys.argv[1:]]
+    every = asked or sorted(ROOT.glob("examples/notebooks/*.ipynb"))
+    with tempfile.TemporaryDirectory() as empty:
+        for notebook_path, made in zip(every, executed(every, empty), strict=True):
+            nbformat.write(made, notebook_path)  # type: ignore[no-untyped-call]
+            sys.stdout.write(f"executed {notebook_path.relative_to(ROOT)}\n")

@@ -21,6 +21,7 @@ from conewise.anatomy.places import (
     component,
     read_name,
 )
+from conewise.anatomy.sites import WHERE
 from conewise.arguments import checked, expect, has_items
 from conewise.errors import EdgeError, SiteError, SweepError, describe
 
@@ -258,8 +259,8 @@ def _every_layer(name: str) -> tuple[str, bool]:
         return hooks[1], True
     if (head := component(name)) is not None and "*" in name:
         return f"z[layer={head[0]}, head={head[1]}]".replace("*", ":"), False
-    if (kind := name.removesuffix(".*")) != name and "." not in kind:
-        return kind, True
+    if (kind := name.removesuffix(".*")) in WHERE or kind.startswith("cross_"):
+        return kind, kind != name
     return name, name.count("*") == 1 and "[" not in name
 
 

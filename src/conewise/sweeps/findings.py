@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conewise.anatomy.places import Place
+from conewise.anatomy.places import Place, SourcedPlace
 from conewise.anatomy.selectors import Cell
 from conewise.sweeps.statistics import statistics_of
 from conewise.sweeps.storage.result_data import ResultData
@@ -36,7 +36,8 @@ def _spoken(place: Place) -> str:
     if part or (kind == "head") != isinstance(head, int) or not isinstance(at, int | None):
         return str(place)
     number = f"{layer}.{head}" if head is not None else f"{layer}"
-    return f"{kind} {number}" + ("" if at is None else f" at position {at}")
+    label = f" ({place.label})" if isinstance(place, SourcedPlace) else ""
+    return f"{kind} {number}" + ("" if at is None else f" at position {at}") + label
 
 
 def strongest(result: ResultData, metric: int, count: int) -> list[tuple[float, Cell]]:
