@@ -10,11 +10,13 @@ They are imported where they are first used, and each time inside `needs(extra)`
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from conewise.errors import MissingPackageError
 
@@ -67,6 +69,17 @@ def needs(extra: str = "") -> Iterator[None]:
             if package in EXTRAS[name].packages:
                 raise MissingPackageError(package, name, EXTRAS[name].purpose) from None
         raise
+
+
+class Late:
+    """A package of an extra that is imported when something of it is first read: some take a second."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        self._extra, self._package = extra, package
+
+    def __getattr__(self, name: str) -> Any:
+        with needs(self._extra):
+            return getattr(importlib.import_module(self._package), name)
 
 
 def expect(extra: str, *packages: str) -> None:

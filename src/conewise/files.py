@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from conewise.errors import FormatError
+from conewise.errors import FormatError, LoadError
 from conewise.version import __version__
 
 _KINDS = {
@@ -166,6 +166,21 @@ def as_path(given: str | Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         return path
+
+
+def cache_folder() -> Path:
+    """`$CONEWISE_CACHE`, or `$XDG_CACHE_HOME/conewise`, or `~/.cache/conewise`."""
+    if own := os.environ.get("CONEWISE_CACHE"):
+        return as_path(own)
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return as_path(shared) / "conewise"
+    try:
+        return Path.home() / ".cache" / "conewise"
+    except RuntimeError:
+        raise LoadError(
+            "this user has no home folder, so there is none for the cache. Name one in the environment "
+            "variable CONEWISE_CACHE."
+        ) from None
 
 
 def is_there(path: Path, kind: Callable[[Path], bool]) -> bool:

@@ -5,6 +5,7 @@ Weights are read from safetensors and GGUF alone. A pickle can run code when it 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import math
 import re
@@ -27,8 +28,8 @@ from conewise.errors import (
     nearest_names,
     warn,
 )
-from conewise.extras import needs
-from conewise.files import as_path, is_there
+from conewise.extras import Late, expect
+from conewise.files import as_path, is_there, read_json
 from conewise.model import Model
 from conewise.models import tiny
 from conewise.models.gguf import check_complete, converted
@@ -48,6 +49,8 @@ from conewise.models.model_files import (
 )
 from conewise.models.streamed import built, stored_weights, stream_files, stream_memory, streamed_in
 from conewise.program.foreign import brief, quiet, translating
+from conewise.program.kept import Shelf, header_digest
+from conewise.program.module_state import is_hooked_everywhere
 from conewise.status import StatusLine, status_line
 from conewise.sweeps.storage.archive import is_result
 
@@ -72,8 +75,8 @@ ALIASES = {
 """Shorter names, those of TransformerLens among them, for where no folder or file has that name."""
 
 
-with needs("hf"):
-    import transformers
+expect("hf", "transformers")
+transformers: Any = Late("hf", "transformers")
 
 # The distribution that carries the default model as a GGUF file. It is installed without what it depends
 # on, so it is never imported: only its files are looked up.
@@ -147,8 +150,9 @@ def load(
                 ", or give the budget to what computes: `sweep.run(max_memory=...)`.",
             )
         streams = None if weights is None else _expect_device(str(name), device)
+        where = None if split_groups or weights is not None else device if device is not None else "cpu"
         options = _Options(
-            revision, _dtype(dtype), attn_implementation, trust_remote_code, say, streams=streams
+            revision, _dtype(dtype), attn_implementation, trust_remote_code, say, where, streams=streams
         )
         loaded = _loaded(str(name), options)
         if split_groups:
@@ -190,13 +194,17 @@ def _loaded(name: str, options: _Options) -> Model:
 
 @dataclass(frozen=True)
 class _Options:
-    """The arguments of `load` that say how a model is loaded, and not which."""
+    """The arguments of `load` that say how a model is loaded, and not which.
+
+    `device` is None where what is loaded becomes another model: its program is not kept.
+    """
 
     revision: str | None
     dtype: torch.dtype | None
     attn_implementation: str | None
     trust_remote_code: bool
     progress: Progress
+    device: torch.device | str | None
     local_only: bool = False
     streams: torch.device | None = None
     notes: list[Warning] = field(default_factory=list)
@@ -294,16 +302,63 @@ def _check_folder(folder: Path) -> None:
 def _from_folder(folder: Path, name: str, source: str, options: _Options, *, is_own: bool = True) -> Model:
     """The model in a folder; one that was not written here is looked at before anything is built or read."""
     options.progress(f"loading {name}")
-    with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+    has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
+
+    def reading(what: Callable[[], Any]) -> Any:
+        with translating(lambda error: _not_loaded(folder, error), doing=f"loading {name}"), quiet():
+            return what()
+
+    def module() -> Any:
         if is_own:
-            module = _built(str(folder), _config(str(folder), options), options, files_in(folder))
-        else:
-            _check_folder(folder)
-            check_settings(f"the folder {folder}", folder / "config.json")
-            module = _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
-        has_tokenizer = any((folder / file).is_file() for file in _TOKENIZER_FILES)
-        tokenizer = _tokenizer(str(folder), options) if has_tokenizer else None
-        return Model._loaded(module, tokenizer, name, source)
+            return _built(str(folder), _config(str(folder), options), options, files_in(folder))
+        _check_folder(folder)
+        check_settings(f"the folder {folder}", folder / "config.json")
+        return _module(str(folder), f"the folder {folder}", files_in(folder), options, is_folder=True)
+
+    def tokenizer() -> Any:
+        return _tokenizer(str(folder), options) if has_tokenizer else None
+
+    shelf = _shelf(folder, options)
+    entry = None if shelf is None or is_hooked_everywhere() else shelf.any()
+    if (
+        shelf is None
+        or entry is None
+        or entry.needs_module
+        or not all(map(_is_finite, shelf.mapped.values()))
+    ):
+        made = reading(module)
+        return Model._loaded(made, reading(tokenizer), name, source, None if options.notes else shelf)
+    model = Model._loaded(None, None, name, source, shelf)
+    model.name = entry.found["program"]["name"]
+    model._build = lambda: reading(module).to(shelf.device)
+    model._read_tokenizer = (lambda: reading(tokenizer)) if has_tokenizer else None
+    return model
+
+
+def _shelf(folder: Path, options: _Options) -> Shelf | None:
+    """The place in the cache for programs of the model in a folder; None where none is kept.
+
+    None is kept where more than the configuration, the kinds of the weights and the options determines it.
+    """
+    if options.device is None or options.trust_remote_code or torch.get_default_device().type != "cpu":
+        return None
+    try:
+        settings = read_json(folder / "config.json")
+        index = folder / "model.safetensors.index.json"
+        names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        says_more = {"auto_map", "quantization_config", "transformers_weights"} & settings.keys()
+        if says_more or (folder / "adapter_config.json").exists():
+            return None
+        weights = [folder / file for file in sorted(map(str, names))]
+        key = {
+            "config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
+            "weights": [[file.name, file.stat().st_size, header_digest(file)] for file in weights],
+            "dtype": str(options.dtype),
+            "attention": options.attn_implementation,
+        }
+        return Shelf(key, settings, weights, torch.empty(0, device=options.device).device)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, AssertionError):
+        return None  # loading it says what is wrong
 
 
 def _not_loaded(folder: Path, error: BaseException) -> LoadError:
@@ -484,7 +539,8 @@ def _move(loaded: Model, device: torch.device | str | None) -> None:
     with translating(partial(_no_device, loaded.label, device), doing=f"moving {loaded.label} to {device}"):
         if torch.device(device).type == "meta":
             raise ValueError("a meta device holds shapes and no numbers")
-        loaded.module.to(device)
+        if not loaded.is_unbuilt:  # else it is built there
+            loaded.module.to(device)
 
 
 def _no_device(label: str, device: object, error: BaseException) -> LoadError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,7 @@ from conewise.jobs.digests import fingerprint
 from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
 from conewise.program.foreign import within_memory
+from conewise.program.kept import Shelf
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.dictionaries import Dictionary
@@ -90,9 +91,12 @@ class Model(Captured):
     """
 
     @classmethod
-    def _loaded(cls, module: Any, tokenizer: Any, label: str, origin: str) -> Model:
-        """A model that is captured when it is first used."""
+    def _loaded(
+        cls, module: Any, tokenizer: Any, label: str, origin: str, shelf: Shelf | None = None
+    ) -> Model:
+        """A model that is captured when it is first used; its program may lie on a shelf of the cache."""
         model = object.__new__(cls)
+        model._shelf = shelf
         model.module, model.tokenizer, model.label, model.origin = module, tokenizer, label, origin
         model.name, model._batch_dim, model._turn = type(module).__name__, None, Turn()
         model._is_waiting = True
@@ -122,12 +126,19 @@ class Model(Captured):
                 return  # another thread did so meanwhile
             self._is_waiting, before = False, vars(self).copy()
             try:
-                self._capture((), _example(self.module, given, self.tokenizer))
+                self._capture((), self._first_example(given))
                 load_kernels(self)
             except BaseException:
                 vars(self).clear()
                 vars(self).update(before, _is_waiting=True)
                 raise
+
+    def _first_example(self, given: Any) -> Mapping[str, Any]:
+        """The arguments that the model is captured with; a module is not built for them if it need not be."""
+        entry = self._shelf.any() if self._shelf is not None and self.is_unbuilt else None
+        if self._shelf is None or entry is None or entry.needs_module:
+            return _example(self.module, given, self)
+        return _example_of(entry.forward.parameters, self._shelf.device, given, self)
 
     @within_memory("this run")
     def run(self, /, *args: Any, keep: Keep = None, **kwargs: Any) -> Run:
@@ -397,24 +408,30 @@ PROMPTS = 2
 """So many of the first inputs of a loaded model are the example: a capture computes it."""
 
 
-def _example(module: Any, given: Any = None, tokenizer: Any = None) -> Mapping[str, Any]:
-    """Return the arguments that a language model is captured with: those of its first inputs, or tokens.
+def _example(module: Any, given: Any = None, reader: Any = None) -> Mapping[str, Any]:
+    """Return the arguments that a language model is captured with: those of its first inputs, or tokens."""
+    is_two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    parameters = {} if is_two else forward_parameters(module)
+    return _example_of(parameters, _device(module), given, reader)
 
-    Of a batch, `PROMPTS` rows are taken.
+
+def _example_of(parameters: Collection[str], device: Any, given: Any, reader: Any) -> Mapping[str, Any]:
+    """Return these arguments for a forward that takes `parameters`.
+
+    Of a batch, `PROMPTS` rows are taken. `reader` has the tokenizer.
     """
     one = given[0] if isinstance(given, list | tuple) and given and not is_text(given) else given
-    if is_text(one) and tokenizer is not None:
+    if is_text(one) and getattr(reader, "tokenizer", None) is not None:
         texts = [one] if isinstance(one, str) else list(one[:PROMPTS])
-        return {"input_ids": tokens_of(tokenizer, texts).to(_device(module))}
+        return {"input_ids": tokens_of(reader.tokenizer, texts).to(device)}
     if isinstance(one, Mapping) and one:
         batches = {len(value) for value in one.values() if isinstance(value, Tensor) and value.ndim}
         rows = PROMPTS if len(batches) == 1 else None
         is_cut = {name: isinstance(value, Tensor) and value.ndim > 0 for name, value in one.items()}
         return {name: value[:rows] if is_cut[name] else value for name, value in one.items()}
-    is_two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
-    if is_two or "input_ids" not in forward_parameters(module):
+    if "input_ids" not in parameters:
         return {}
-    return {"input_ids": token_rows([EXAMPLE], _device(module))}
+    return {"input_ids": token_rows([EXAMPLE], device)}
 
 
 def _device(module: Any) -> Any:

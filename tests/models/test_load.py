@@ -29,6 +29,7 @@ from conewise.errors import (
     NonFiniteWeightsWarning,
     UnusedWeightsWarning,
 )
+from conewise.files import cache_folder
 from conewise.jobs.digests import fingerprint
 from conewise.loading import DEFAULT, load
 from conewise.model import Model
@@ -530,11 +531,11 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("CONEWISE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache.cache_folder() == Path("/home/someone/.cache/conewise")
+    assert cache_folder() == Path("/home/someone/.cache/conewise")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache.cache_folder() == Path("/caches/conewise")
+    assert cache_folder() == Path("/caches/conewise")
     monkeypatch.setenv("CONEWISE_CACHE", "~/own")
-    assert cache.cache_folder() == Path("/home/someone/own")
+    assert cache_folder() == Path("/home/someone/own")
 
 
 # Fingerprints.

@@ -18,13 +18,13 @@ import torch
 from safetensors import SafetensorError
 
 from conewise.errors import LoadError, warn
-from conewise.extras import expect, needs
+from conewise.extras import Late, expect, needs
 from conewise.models.model_files import WeightCount, bounded, cached, check_counts
 from conewise.program.foreign import brief, quiet, translating
 
-with needs("hf"):
-    import transformers
-    from tokenizers import pre_tokenizers
+expect("hf", "transformers")
+transformers: Any = Late("hf", "transformers")
+pre_tokenizers: Any = Late("hf", "tokenizers.pre_tokenizers")
 
 MAGIC = b"GGUF"
 

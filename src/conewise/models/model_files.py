@@ -30,8 +30,8 @@ from torch.nn.modules.module import (
 )
 
 from conewise.errors import LoadError
-from conewise.extras import expect, needs
-from conewise.files import as_path, read_json
+from conewise.extras import Late, expect, needs
+from conewise.files import cache_folder, read_json
 from conewise.program.foreign import brief
 
 expect("hf", "transformers")  # named before the packages that it brings
@@ -42,21 +42,6 @@ with needs("hf"):
 
 # Written last into an entry: the checksum of each of its files.
 RECORD = "complete.json"
-
-
-def cache_folder() -> Path:
-    """`$CONEWISE_CACHE`, or `$XDG_CACHE_HOME/conewise`, or `~/.cache/conewise`."""
-    if own := os.environ.get("CONEWISE_CACHE"):
-        return as_path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return as_path(shared) / "conewise"
-    try:
-        return Path.home() / ".cache" / "conewise"
-    except RuntimeError:
-        raise LoadError(
-            "this user has no home folder, so there is none for the cache. Name one in the environment "
-            "variable CONEWISE_CACHE."
-        ) from None
 
 
 def cached(key: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
@@ -149,15 +134,15 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-with needs("hf"):
-    from huggingface_hub import constants, get_session, hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+expect("hf", "huggingface_hub")
+_hub: Any = Late("hf", "huggingface_hub")
+_errors: Any = Late("hf", "huggingface_hub.errors")
+
+
+def get_session() -> Any:
+    """The client that the hub is asked with."""
+    return _hub.get_session()
+
 
 # What its client raises where no connection comes about. By name, for it has changed the library it uses.
 _NOT_REACHED = {"ConnectError", "ConnectTimeout", "ProxyError"}
@@ -170,14 +155,14 @@ def why_not_reached() -> str | None:
     each file, which is right on a bad line and takes half a minute without any. A hub that is slow, or that
     refuses, is reached.
     """
-    if constants.HF_HUB_OFFLINE:
+    if _hub.constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        get_session().head(_hub.constants.ENDPOINT, timeout=_hub.constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - whatever else goes wrong, downloads find out and say so
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & _NOT_REACHED:
-            return f"no connection to {constants.ENDPOINT}: {error}"
+            return f"no connection to {_hub.constants.ENDPOINT}: {error}"
     return None
 
 
@@ -185,23 +170,23 @@ def file_of(name: str, file: str, revision: str | None, *, local_only: bool) -> 
     """A file of a model of the hub, among earlier downloads or downloaded now; None where it has none."""
     how: dict[str, Any] = {"revision": revision, "local_files_only": local_only}
     try:
-        return Path(hf_hub_download(name, file, **how))
-    except LocalEntryNotFoundError:
+        return Path(_hub.hf_hub_download(name, file, **how))
+    except _errors.LocalEntryNotFoundError:
         if local_only:
             return None
         raise
-    except EntryNotFoundError:
+    except _errors.EntryNotFoundError:
         return None
 
 
 def answer(error: BaseException) -> str:
     """Return the answer of the hub in a few words."""
     match error:
-        case GatedRepoError():  # it is a RepositoryNotFoundError too
+        case _errors.GatedRepoError():  # it is a RepositoryNotFoundError too
             return "there, access has to be asked for on the model's page; then log in with `hf auth login`"
-        case RepositoryNotFoundError():
+        case _errors.RepositoryNotFoundError():
             return "there is no such model there, or a private one, for which to log in with `hf auth login`"
-        case RevisionNotFoundError():
+        case _errors.RevisionNotFoundError():
             return "the model there has no such revision"
     return brief(error)
 

@@ -9,6 +9,7 @@ global (transformers' attention functions), torch's default dtype.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import operator
 import sys
 import types
@@ -152,6 +153,67 @@ class ModuleState:
             return all(map(operator.is_, self._held(), self._objects))
         except (AttributeError, ValueError):  # an attribute is gone, or a cell of a closure empty
             return False
+
+
+class Unbuilt:
+    """The state of a module that is not built yet: nothing of it can have changed, but what holds for all."""
+
+    def __init__(self, build: Callable[[], object]) -> None:
+        self._build, self._dtype = build, torch.get_default_dtype()
+
+    def expect_captured(self) -> None:
+        """Build the module where a setting changed that it may follow; then it is looked at itself."""
+        if torch.get_default_dtype() != self._dtype or is_hooked_everywhere():
+            self._build()
+
+    def expect_stateless(self) -> None:
+        """Do nothing: no forward has run."""
+
+
+def is_hooked_everywhere() -> bool:
+    """True if hooks on all modules are in force."""
+    return any(getattr(torch_module, f"_global{table}", None) for table in _HOOKS)
+
+
+_ORIGINS = "_object_hash", "name_or_path", "_commit_hash"
+"""Settings of transformers that say where a configuration came from."""
+
+
+def digest_of_state(module: nn.Module) -> str:
+    """A digest of all that is looked at in a module: code, settings, types; of other objects their types.
+
+    It is the same in every process where the same code makes the same module.
+    """
+    found = _Look(module).found
+    own = [key for key in found if not key[1].endswith(_ORIGINS)]
+    lines = sorted(f"{key[0]} {key[1]} {_described(found[key])}" for key in own)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _described(value: Any) -> str:
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return f"{type(value).__name__} {value!r}"
+        case torch.dtype() | torch.device() | torch.Size() | _Bits():
+            return str(value) + (value.data.hex() if isinstance(value, _Bits) else "")
+        case types.CodeType():
+            inner = [_described(one) for one in value.co_consts]
+            return f"{value.co_name} {value.co_code.hex()} {value.co_names} {value.co_varnames} {inner}"
+        case types.FunctionType():
+            return f"{value.__module__}.{value.__qualname__} {_described(value.__code__)}"
+        case type():
+            return f"type {value.__module__}.{value.__qualname__}"
+        case types.ModuleType():
+            return f"module {value.__name__}"
+        case tuple() | list():
+            return f"{type(value).__name__} {[_described(one) for one in value]}"
+        case set() | frozenset():
+            return f"{type(value).__name__} {sorted(map(_described, value))}"
+        case Tensor():
+            flat = value.detach().cpu().contiguous().reshape(-1) if not value.is_meta else torch.empty(0)
+            bits = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+            return f"{value.dtype} {tuple(value.shape)} {bits}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def changed_beside(module: nn.Module, parts: Iterable[str], changed: Iterable[str]) -> bool:

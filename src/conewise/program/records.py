@@ -6,14 +6,16 @@ for a size that depends on the shapes of a run's inputs, all else stands for its
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch.utils._pytree import TreeSpec
+from torch.utils import _pytree as pytree
 
 from conewise.program.sizes import Size, SizeTable, dim_along
 
@@ -150,6 +152,50 @@ class Dimensions:
     doubt: str = ""
 
 
+class LazySpec:
+    """The structure of the outputs of a program from the cache; what it is made of is imported when needed.
+
+    transformers has a class for the outputs of each kind of model, and importing one takes a second.
+    """
+
+    def __init__(self, shown: str, text: str) -> None:
+        self._shown, self.text = shown, text
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazySpec, (self._shown, self.text)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...] | None:
+        """The names of the fields, each of them one value; None where the outputs are something else."""
+        outer = json.loads(self.text)[1]
+        if not _is_output(outer["type"]) or any(
+            child["type"] is not None for child in outer["children_spec"]
+        ):
+            return None
+        return tuple(map(str, json.loads(outer["context"])))
+
+    @cached_property
+    def spec(self) -> pytree.TreeSpec:
+        """The structure itself."""
+        waiting = [json.loads(self.text)[1]]
+        for one in waiting:
+            waiting.extend(one["children_spec"])
+            if _is_output(one["type"]):
+                importlib.import_module(one["type"].rpartition(".")[0])
+        return pytree.treespec_loads(self.text)
+
+
+def _is_output(kind: str | None) -> bool:
+    """True for the name of a class that transformers registers with torch where it is imported."""
+    return kind is not None and kind.startswith("transformers.")
+
+
+Spec: TypeAlias = pytree.TreeSpec | LazySpec
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A module's forward pass, functional: no record writes to a value it did not make.
@@ -161,14 +207,14 @@ class Program:
 
     The indices are made once, when they are first used: `record_of`, `order`, `readers`, `varying`,
     `devices`, `shapes`, `distinct_shapes`, `batch_dims`, `pos_dims`, `dtypes`, `parts`, `several`,
-    `source_values`, `source_shapes`.
+    `source_values`, `source_shapes`, `numbered_outputs`.
     """
 
     records: tuple[Record, ...]
     sources: tuple[Source, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[Any, ...]
-    output_spec: TreeSpec
+    output_spec: Spec
     sizes: SizeTable
     ports: tuple[ModulePort, ...]
     module_name: str
@@ -274,6 +320,19 @@ class Program:
     def source_values(self) -> Mapping[str, torch.Tensor]:
         """The values of the sources by name: parameters, buffers and constants."""
         return MappingProxyType({source.name: source.value for source in self.sources})
+
+    def returned(self, leaves: Sequence[Any]) -> Any:
+        """What the module returns, made of the leaves of its outputs."""
+        spec = self.output_spec
+        return pytree.tree_unflatten(leaves, spec.spec if isinstance(spec, LazySpec) else spec)
+
+    @cached_property
+    def numbered_outputs(self) -> Any:
+        """The outputs with the number of each leaf in its place; a dictionary may stand for their class."""
+        spec, numbers = self.output_spec, list(range(len(self.outputs)))
+        if isinstance(spec, LazySpec) and spec.fields is not None:
+            return dict(zip(spec.fields, numbers, strict=True))
+        return self.returned(numbers)
 
     def symbols_of(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The value of each symbol when the inputs have the `given` shapes; see `SizeTable.symbols_of`."""

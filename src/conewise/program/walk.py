@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from conewise.program.records import SIZES, Program, Record, Ref, SizeRef
 from conewise.program.untraced import as_run
@@ -175,7 +175,7 @@ def output_names(program: Program) -> tuple[str, ...]:
 
 def field_names(program: Program, field: str) -> tuple[str, ...] | None:
     """The sites that one field of the outputs is made of; None where the outputs have no such field."""
-    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    numbered = program.numbered_outputs
     if field not in _fields(numbered):
         return None
     found = program.outputs
@@ -200,12 +200,12 @@ def partly_assembled(program: Program, values: Mapping[str, Any], sizes: Sequenc
             case _:
                 return out
 
-    return tree_unflatten([leaf(out) for out in program.outputs], program.output_spec)
+    return program.returned([leaf(out) for out in program.outputs])
 
 
 def described_fields(program: Program) -> str:
     """The outputs' fields in words, for messages."""
-    numbered = tree_unflatten(list(range(len(program.outputs))), program.output_spec)
+    numbered = program.numbered_outputs
     return (
         ", ".join(_fields(numbered))
         or f"one {'tensor' if isinstance(numbered, int) else type(numbered).__name__}"

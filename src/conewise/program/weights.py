@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from conewise.errors import WeightsChangedError
-from conewise.program.module_state import ModuleState
+from conewise.program.module_state import ModuleState, Unbuilt
 from conewise.program.records import Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.streaming import Streamed
@@ -97,10 +97,12 @@ class Weights:
     A tensor that the module has under the same name and with the same bits counts as the same.
     """
 
-    def __init__(self, program: Program, module: nn.Module, state: ModuleState) -> None:
-        """`state` is the rest of the module, which is looked at wherever the weights are."""
-        self._model, self._state = program.module_name, state
-        self._module = module
+    def __init__(self, program: Program, module: nn.Module | None, state: ModuleState | Unbuilt) -> None:
+        """`state` is the rest of the module, which is looked at wherever the weights are.
+
+        A module that was not built yet, as that of a program from the cache, is None; see `attach`.
+        """
+        self._model = program.module_name
         self._names = [" = ".join(map(repr, (source.name, *source.aliases))) for source in program.sources]
         self._tensors = [source.value for source in program.sources]
         self._forms = [_form(tensor) for tensor in self._tensors]
@@ -108,12 +110,17 @@ class Weights:
         # Streamed ones have no bits here: what they lie in says whether it was changed.
         self._streamed = {n: one for n, one in enumerate(self._tensors) if isinstance(one, Streamed)}
         self._read = [_NOTHING if n in self._streamed else one for n, one in enumerate(self._tensors)]
-        paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
-        # A constant that export lifted out of the code has no name in the module.
-        self._paths = [(path, n) for path, n in paths if _at(module, path) is self._tensors[n]]
-        self._holders = _Holders(module, [(path, self._tensors[n]) for path, n in self._paths])
+        self._all_paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
+        self.attach(module, state)
         self._readers: tuple[tuple[int, ...], _Reader | _Glance, _Reader] | None = None
         self._known: Contents | None = None
+
+    def attach(self, module: nn.Module | None, state: ModuleState | Unbuilt) -> None:
+        """Look at this module from now on, whose tensors they are."""
+        self._module, self._state = module, state
+        # A constant that export lifted out of the code has no name in the module.
+        self._paths = [(path, n) for path, n in self._all_paths if _at(module, path) is self._tensors[n]]
+        self._holders = _Holders(module, [(path, self._tensors[n]) for path, n in self._paths])
 
     @property
     def are_on_gpu(self) -> bool:
@@ -253,7 +260,7 @@ def bits_of(values: Sequence[object]) -> Sums:
 class _Holders:
     """The places where a module holds its tensors: a look at each, without a walk along each path."""
 
-    def __init__(self, module: nn.Module, paths: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(self, module: nn.Module | None, paths: Sequence[tuple[str, Tensor]]) -> None:
         self._entries: dict[tuple[int, str], tuple[dict[str, object], str, object]] = {}
         self._is_known = all(self._add(module, path.split("."), tensor) for path, tensor in paths)
         # By column: a look is taken at every job, and in C.
@@ -261,7 +268,7 @@ class _Holders:
         self._names = [name for _, name, _ in self._entries.values()]
         self._held = [held for _, _, held in self._entries.values()]
 
-    def _add(self, owner: nn.Module, path: Sequence[str], tensor: Tensor) -> bool:
+    def _add(self, owner: Any, path: Sequence[str], tensor: Tensor) -> bool:
         """True if all of a path leads through modules."""
         *steps, last = path
         for step in steps:
@@ -531,7 +538,7 @@ def _shown(part: Any) -> str:
     return str(tuple(part) if isinstance(part, torch.Size) else part)
 
 
-def _at(module: nn.Module, path: str) -> object:
+def _at(module: nn.Module | None, path: str) -> object:
     found: object = module
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
@@ -26,9 +27,11 @@ from conewise.errors import (
     warn,
 )
 from conewise.jobs.digests import program_digest
-from conewise.program.export import Exported, export, unwrapped
-from conewise.program.fidelity import compare
-from conewise.program.module_state import ModuleState, changed_beside
+from conewise.program.calls import Signature, hugging_face_defaults, normal_call
+from conewise.program.export import Exported, distinct, expect_plain, export, unwrapped
+from conewise.program.fidelity import Fidelity, compare
+from conewise.program.kept import Entry, NotKeptError, Shelf, put_tensor, tensors_of
+from conewise.program.module_state import ModuleState, Unbuilt, changed_beside, digest_of_state
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
 from conewise.program.streaming import reads_of
@@ -103,13 +106,133 @@ class Captured:
         self._turn = Turn()
         self._capture(args, kwargs)
 
+    _shelf: Shelf | None = None
+    """The place of the model's programs in the cache folder; None where they are not kept."""
+    _kept: Entry | None = None
+    """The entry that the program came from; None where the module was traced."""
+    _build: Callable[[], Any] | None = None
+    """Builds the module, where this is left until it is needed."""
+    _module: Any = None
+    state: ModuleState | Unbuilt
+    _tokenizer: Any = None
+    _read_tokenizer: Callable[[], Any] | None = None
+    """Reads the tokenizer, where this is left until it is needed."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if it has one; it is not read for this."""
+        return self._read_tokenizer is not None or self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which reads texts that are given as inputs; None where the model has none."""
+        if self._read_tokenizer is not None:
+            self.tokenizer = self._read_tokenizer()
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer, self._read_tokenizer = tokenizer, None
+
+    @property
+    def module(self) -> Any:
+        """The module. One whose program and weights came from the cache is built when it is first read."""
+        if self._module is None and self._build is not None:
+            with one_module():
+                self._take(self._build())
+        return self._module
+
+    @module.setter
+    def module(self, module: Any) -> None:
+        self._module = module
+
+    @property
+    def is_unbuilt(self) -> bool:
+        """True while the module is left to be built when it is first read."""
+        return self._module is None and self._build is not None
+
+    def _take(self, module: Any) -> None:
+        """Have a module that was built now, with the tensors of the program in the places of its own."""
+        if self._kept is None:
+            self._module = module
+            return
+        state = ModuleState(module, self.name, self._is_same_program)
+        for source in self.program.sources:
+            for path in (source.name, *source.aliases):
+                put_tensor(module, path, source.value)
+        self._module = module
+        try:
+            if digest_of_state(module) != self._kept.found["state"] and not self._is_same_program(()):
+                raise ModuleChangedError(self.name, ["its code, or what that reads, since it was kept"])
+        except BaseException:
+            self._module = None
+            raise
+        self.state = state
+        self.weights.attach(module, state)
+
     def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         with one_module(), status_line(f"capturing {self.name}") as doing:
             doing("exporting")
-            exported = export(self.module, args, kwargs, batch_dim=self._batch_dim)
-            self._hold(self.module, exported, SiteTable, doing)
+            if not self._read_kept(args, kwargs, doing):
+                digest = "" if self._shelf is None else digest_of_state(self.module)
+                exported = export(self.module, args, kwargs, batch_dim=self._batch_dim)
+                self._hold(self.module, exported, SiteTable, doing)
+                if self._shelf is not None:
+                    doing("keeping")
+                    self._keep(self._shelf, exported, digest)
         self.phases = doing.seconds()
-        """The seconds that capturing took: exporting, building, comparing, weights."""
+        """The seconds that capturing took: exporting, building, comparing, weights, keeping."""
+
+    def _keep(self, shelf: Shelf, exported: Exported, digest: str) -> None:
+        facts = {
+            "fidelity": asdict(self.fidelity),
+            "fixed": exported.fixed,
+            "reasons": exported.reasons,
+            "state": digest,
+            "defaults": hugging_face_defaults(
+                self.module, exported.signature.forward, last_position_only=False
+            ),
+        }
+        shelf.keep(exported.signature.example, exported.program, facts, self.module)
+
+    def _read_kept(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], doing: Callable[[str], None]
+    ) -> bool:
+        """Be what was captured in an earlier process, where that was kept and is right; else do nothing."""
+        if self._shelf is None:
+            return False
+        module, some = self._module, self._shelf.any()
+        if some is None or (module is None and some.needs_module):
+            return False
+        forward = some.forward if module is None else inspect.signature(module.forward)
+        try:
+            call = distinct(normal_call(forward, args, {**some.found["defaults"], **kwargs}))
+            entry = self._shelf.find(call)
+            if entry is None:
+                return False
+            if module is None:
+                program = entry.program(entry.values(self._shelf.mapped, self._shelf.device))
+            else:
+                expect_plain(module)
+                if digest_of_state(module) != entry.found["state"]:
+                    return False
+                program = entry.program(tensors_of(module))
+            given = {name: tuple(one.shape) for name, one in call.leaves()[0] if isinstance(one, Tensor)}
+            program.symbols_of(given)
+            fidelity = Fidelity(**entry.fidelity)
+        except (NotKeptError, InputMismatchError, KeyError, TypeError):
+            return False
+        exported = Exported(
+            program, Signature(forward, call), entry.found["fixed"], tuple(entry.found["reasons"])
+        )
+        with warnings.catch_warnings(record=True) as warned:
+            self._hold(module, exported, SiteTable, doing, kept=fidelity)
+        if self.fidelity.bitwise != fidelity.bitwise:
+            return False  # it is traced again
+        self._kept = entry
+        for one in warned:
+            warn(one.message if isinstance(one.message, Warning) else str(one.message), one.category)
+        return True
 
     @own_settings()
     def _hold(
@@ -119,13 +242,16 @@ class Captured:
         sites_of: Callable[[Program], SiteTable],
         doing: Callable[[str], None],
         again: Callable[[], Program] | None = None,
+        kept: Fidelity | None = None,
     ) -> None:
         """Be the captured model of a module that was exported; `sites_of` finds the sites of its program.
 
         `again` makes the program of one with a dictionary once more, with the dictionary as it is then.
+        `kept` is what was found when the module was traced, where that was in an earlier process: it is
+        trusted where the module is None, not built yet, and compared again where it is there.
         """
         doing("building")
-        self.module = module
+        self._module = module
         self.name = exported.program.module_name
         self.program: Program = exported.program
         self.signature = exported.signature
@@ -136,12 +262,16 @@ class Captured:
         streamed = reads_of(self.program)
         if streamed.stream is not None:
             streamed.stream.order = streamed.order(self.program.record_of)
-        self.state = ModuleState(module, self.name, self._is_same_program)
+        self.state = (
+            Unbuilt(lambda: self.module)
+            if module is None
+            else ModuleState(module, self.name, self._is_same_program)
+        )
         self.weights = Weights(self.program, module, self.state)
         example = exported.signature.example
         self.expect_known_ids(exported.signature.bind(example.args, example.kwargs))
         doing("comparing")
-        self.fidelity = compare(module, exported, self.graph)
+        self.fidelity = kept if module is None and kept is not None else compare(module, exported, self.graph)
         if again is None:
             self.state.expect_stateless()
         doing("weights")

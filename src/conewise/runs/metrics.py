@@ -1096,7 +1096,7 @@ def _is_causal_language_model(model: Any) -> bool:
     """True where the module's class and every fused attention say so: then nothing has to be tried."""
     attentions = [record for record in model.program.records if record.op == ATTENTION]
     return (
-        type(model.module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        model.name.endswith(("ForCausalLM", "LMHeadModel"))
         and bool(attentions)
         and all(attention_argument(record, "is_causal") for record in attentions)
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from conewise.program.calls import Signature
 from conewise.program.lowering import WriteThrough
@@ -50,8 +50,7 @@ class Records:
         targets = [_name_of(record.target) for record in self.program.records]
         records = tuple(replace(record, target=_nothing) for record in self.program.records)
         sources = tuple(replace(source, value=_NOTHING) for source in self.program.sources)
-        spec = self.program.output_spec
-        numbered = tree_unflatten(list(range(spec.num_leaves)), spec)
+        numbered = self.program.returned(list(range(len(self.program.outputs))))
         bare = replace(self.program, records=records, sources=sources, output_spec=_NO_SPEC)
         return {
             "program": bare,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import compute_elementwise_output_strides
 
 from conewise.anatomy.attention import attention_argument
 from conewise.program.records import (
@@ -144,7 +145,9 @@ class _Walk:
             found = self.new(_attended(out, record.device or self._device))
         elif way in {POINT, WALKED} and None not in reads:
             known = [read for read in reads if read is not None]
-            if way == WALKED or any(read.lies in self._strided for read in known):
+            if way == POINT and any(read.lies in self._strided for read in known):
+                found = self._pointwise(record, known)
+            if found is None and (way == WALKED or any(read.lies in self._strided for read in known)):
                 found = self._result(rule, known)
         return found if found is not None else self.plain(record.name, record.dtype)
 
@@ -169,6 +172,24 @@ class _Walk:
             return False
         shape, strides, _ = lie
         return bool(shape[1] > 1 and strides[0] != strides[1] * shape[1])
+
+    def _pointwise(self, record: Record, reads: Sequence[_Value]) -> _Value | None:
+        """Return the value of a pointwise operation, whose order in memory is that of what it reads.
+
+        An operation on tensors without data would import half of torch for it, which takes half a second.
+        """
+        shape = self._layout.shape(record.name)
+        if shape is None or record.dtype is None:
+            return None
+        key = (shape, record.dtype, *(read.lies for read in reads))
+        if key not in self._plain:
+            given = [one for read in reads for one in _tensors(self._made(read.lies))]
+            try:
+                strides = compute_elementwise_output_strides(*(one.expand(shape) for one in given))
+            except RuntimeError:
+                return None
+            self._plain[key] = self._lie(torch.empty_strided(shape, strides, dtype=record.dtype, device=META))
+        return _Value(self._plain[key], (self._fresh(),), is_walked=True)
 
     def _result(self, rule: Rule, reads: Sequence[_Value]) -> _Value | None:
         """Return what a rule makes of values that lie so; None where that takes computing."""
