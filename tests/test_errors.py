@@ -20,6 +20,7 @@ INSIDE = {
     "cli/failing.py": {"CommandError", "Interrupted"},
     "cli/streams.py": {"UnwrittenError"},
     "compat/patching_result.py": {"ReadsMoreError"},
+    "program/kept.py": {"NotKeptError"},
     "reactive/demand.py": {"RuleFailedError"},
 }
 # Who raises Python's own errors.
