@@ -539,7 +539,7 @@ def _move(loaded: Model, device: torch.device | str | None) -> None:
     with translating(partial(_no_device, loaded.label, device), doing=f"moving {loaded.label} to {device}"):
         if torch.device(device).type == "meta":
             raise ValueError("a meta device holds shapes and no numbers")
-        if not loaded.is_unbuilt:  # else it is built there
+        if not loaded._is_unbuilt:  # else it is built there
             loaded.module.to(device)
 
 

@@ -135,7 +135,7 @@ class Model(Captured):
 
     def _first_example(self, given: Any) -> Mapping[str, Any]:
         """The arguments that the model is captured with; a module is not built for them if it need not be."""
-        entry = self._shelf.any() if self._shelf is not None and self.is_unbuilt else None
+        entry = self._shelf.any() if self._shelf is not None and self._is_unbuilt else None
         if self._shelf is None or entry is None or entry.needs_module:
             return _example(self.module, given, self)
         return _example_of(entry.forward.parameters, self._shelf.device, given, self)

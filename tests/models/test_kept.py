@@ -37,7 +37,7 @@ print("transformers" in sys.modules, "torch._dynamo" in sys.modules, "exporting"
 print(result.values.flatten().tolist())
 print(base.outputs.logits.double().sum().item(), type(base.outputs).__name__, "transformers" in sys.modules)
 same = digest_of_state(model.module) == model._kept.found["state"]
-print(model.verify(n=1).ok, model.is_unbuilt, same)
+print(model.verify(n=1).ok, model._is_unbuilt, same)
 """
 
 
@@ -98,13 +98,13 @@ def test_the_program_is_the_same_and_runs_are_equal_bit_for_bit(
     first = cw.capture(cw.load(folder), input_ids=IDS)
     second = as_in_another_process(folder, monkeypatch)
     assert not traced(second)
-    assert second.is_unbuilt
+    assert second._is_unbuilt
     assert program_digest(second.program) == program_digest(first.program)
     for ids in (IDS, IDS[:, :3], torch.cat([IDS, IDS + 1])):
         ours, theirs = second.run(input_ids=ids), first.run(input_ids=ids)
         assert torch.equal(ours.outputs.logits, theirs.outputs.logits)
         assert torch.equal(ours["z", 1], theirs["z", 1])
-    assert second.is_unbuilt
+    assert second._is_unbuilt
     assert second.site_table.kinds == first.site_table.kinds
     assert second.fidelity == first.fidelity
 

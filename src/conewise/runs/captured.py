@@ -119,7 +119,7 @@ class Captured:
     """Reads the tokenizer, where this is left until it is needed."""
 
     @property
-    def has_tokenizer(self) -> bool:
+    def _has_tokenizer(self) -> bool:
         """True if it has one; it is not read for this."""
         return self._read_tokenizer is not None or self._tokenizer is not None
 
@@ -147,7 +147,7 @@ class Captured:
         self._module = module
 
     @property
-    def is_unbuilt(self) -> bool:
+    def _is_unbuilt(self) -> bool:
         """True while the module is left to be built when it is first read."""
         return self._module is None and self._build is not None
 

@@ -195,7 +195,7 @@ def _read(model: Captured, given: Any) -> Any:
         return {text_input(model.program): given}
     if isinstance(given, Mapping):
         return encoded(model, given)
-    if not model.has_tokenizer:
+    if not model._has_tokenizer:
         return given
     if is_text(given):
         return text_inputs(model, given)
@@ -208,7 +208,7 @@ def _read_source(model: Captured, given: Any, *, is_listed: bool) -> Any:
     """A source with texts as inputs; in a list, each is that of a batch where bases are listed too."""
     if isinstance(given, Mapping) or (isinstance(given, Tensor) and given.dtype == torch.int64):
         return _read(model, given)
-    if not model.has_tokenizer:
+    if not model._has_tokenizer:
         return given
     if isinstance(given, str):
         # A word: 'zero', 'mean', or what was probably meant so, which is refused later.
