@@ -178,6 +178,12 @@ class State:
         for node, value in values.items():
             self.values[node] = value
 
+    def take(self, values: Mapping[int, Any]) -> None:
+        """Take `values` for computed, with all that they read."""
+        assert type(self.values) is list, "only a root takes values that were computed elsewhere"
+        for node, value in values.items():
+            self.values[node] = value
+
     # -- changes of nodes --------------------------------------------------------------------
 
     def set_change(self, node: int, change: NodeChange) -> None:

@@ -114,6 +114,19 @@ class World:
         world._state.hold({graph.number(site): value for site, value in values.items()})
         return world
 
+    def _take(self, values: Mapping[Site, Any]) -> None:
+        """Take `values` for computed now: those of all that was not, which must be what it would compute."""
+        self._ready("world._take")
+        numbers = {self.graph.number(site): value for site, value in values.items()}
+        self._state.take(numbers)
+        self._emit("recomputed", list(numbers))
+
+    def _computed(self, nodes: Iterable[int]) -> dict[Site, Any]:
+        """The values that were computed of these nodes, by name; nothing is computed for it."""
+        rules, values = self.graph.table.rules, self._state.values
+        own = [node for node in sorted(nodes) if rules[node] is not None and values[node] is not INVALID]
+        return {self.graph.name(node): values[node] for node in own}
+
     # -- forks -------------------------------------------------------------------------------
 
     def fork(self) -> World:
