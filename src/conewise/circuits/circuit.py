@@ -580,7 +580,7 @@ def _measured(found: Evaluation) -> list[tuple[str, float]]:
 
 def _notes(found: Evaluation) -> list[str]:
     weakest = [] if found.weakest is None else [f"The edge that is needed least is {found.weakest}."]
-    return [f"Removed edges: {found.ablation}.", *weakest]
+    return [f"Removed edges: {found.source}.", *weakest]
 
 
 def _home(given: Any, of: str, model: Captured | None) -> tuple[EdgeGraph, str, Captured | None]:

@@ -63,7 +63,7 @@ class FaithfulnessCurve:
     """
 
     metric: str
-    ablation: str
+    source: str
     level: str
     greedy: bool
     shares: tuple[float, ...]
@@ -180,7 +180,7 @@ class FaithfulnessCurve:
         (low, high), (least, most) = self.cpr_interval, self.cmd_interval
         areas = f"CPR {self.cpr:.3f} [{low:.3f}, {high:.3f}], CMD {self.cmd:.3f} [{least:.3f}, {most:.3f}]"
         over = f"{self.metric} over {len(self.full)} prompts"
-        lines = [f"{areas} of {over}; removed edges: {self.ablation}"]
+        lines = [f"{areas} of {over}; removed edges: {self.source}"]
         for select, found in self.selections.items():
             lines.append(f"  {select}:")
             for share, edges, one in zip(self.shares, found.edges, self.faithfulness(select), strict=True):

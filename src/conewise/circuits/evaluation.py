@@ -31,11 +31,12 @@ class Evaluation:
     NaN is a ratio over nothing.
 
     `full` is the base itself, `ablated` has all edges removed: under "resample" it is the source. `size` is
-    how many edges the circuit has, of `edges`. `per_prompt` has the four values for each prompt, by name.
+    how many edges the circuit has, of `edges`, and `source` what removed ones carry. `per_prompt` has
+    the four values for each prompt, by name.
     """
 
     metric: str
-    ablation: str
+    source: str
     size: int
     edges: int
     full: float
@@ -77,13 +78,13 @@ class Evaluation:
         weakest = "" if self.weakest is None else f"; the edge needed least is {self.weakest}"
         prompts = len(self.per_prompt.get("full", ()))
         over = f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}"
-        sure = f"{over}; removed {self.unit}: {self.ablation}{weakest}."
+        sure = f"{over}; removed {self.unit}: {self.source}{weakest}."
         return shown(lead(self.finding), note(sure), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
         share = self.size / self.edges if self.edges else math.nan
         known = f"of the model {self.full:.4g}, with nothing kept {self.ablated:.4g}"
-        without, removed = f"{self.complement:.4g}", f"removed {self.unit}: {self.ablation}"
+        without, removed = f"{self.complement:.4g}", f"removed {self.unit}: {self.source}"
         lines = [
             f"circuit of {self.size:,} {self.unit}, {share:.1%} of {self.edges:,}; " + removed,
             f"  faithfulness {self.faithfulness:8.3f}   {self.metric} of the circuit {self.circuit:.4g}, "

@@ -62,7 +62,7 @@ class _Settings:
 
     subject: tuple[int, ...]
     noise: str
-    samples: int
+    n: int
     window: int
 
 
@@ -71,7 +71,7 @@ class _Settings:
 class Trace:
     """Effects of restoring each clean state on the metric of the corrupted run.
 
-    `values` are [layer, pos], averaged over the samples (and over the prompts); `per_sample` are
+    `values` are [layer, pos], averaged over the `n` samples (and over the prompts); `per_sample` are
     [sample, layer, pos]. `clean` and `corrupted` are the metric without noise, and with noise and nothing
     restored. `noise` is its standard deviation. All else is in `result`, the result of the sweep: the
     corrupted run is its base, the clean run its source.
@@ -80,7 +80,7 @@ class Trace:
     result: Result
     subject: tuple[int, ...]
     noise: float
-    samples: int
+    n: int
     window: int
 
     @property
@@ -92,8 +92,8 @@ class Trace:
     def per_sample(self) -> Tensor:
         """The same for each sample of the noise, [sample, layer, pos]."""
         rows = self.result.per_prompt[0]
-        by_sample = rows.reshape(len(rows), self.samples, -1).mean(-1)
-        return by_sample.T.reshape(self.samples, *self.values.shape)
+        by_sample = rows.reshape(len(rows), self.n, -1).mean(-1)
+        return by_sample.T.reshape(self.n, *self.values.shape)
 
     @property
     def effect(self) -> Tensor:
@@ -154,11 +154,12 @@ class Trace:
     @classmethod
     def of(cls, result: Result, settings: Mapping[str, Any]) -> Trace:
         """Return the trace of a saved result and of what was beside it; ValueError for what is none."""
-        found: _Settings = decoded(settings, _Settings, "trace")
-        return cls(result, found.subject, float.fromhex(found.noise), found.samples, found.window)
+        given = {"n" if name == "samples" else name: one for name, one in settings.items()}  # of 0.1.0
+        found: _Settings = decoded(given, _Settings, "trace")
+        return cls(result, found.subject, float.fromhex(found.noise), found.n, found.window)
 
     def _settings(self) -> dict[str, Any]:
-        return asdict(_Settings(self.subject, self.noise.hex(), self.samples, self.window))
+        return asdict(_Settings(self.subject, self.noise.hex(), self.n, self.window))
 
     def equals(self, other: object) -> bool:
         """Return whether both are traces with the same settings, and equal in every bit."""
@@ -174,7 +175,7 @@ class Trace:
         shape = " × ".join(map(str, self.values.shape))
         return (
             f"Trace of {self.result.metrics[0]} over {shape} (layer, pos): clean {self.clean:.4g}, corrupted "
-            f"{self.corrupted:.4g} ({self.samples} samples of noise {self.noise:.4g} at {list(self.subject)})"
+            f"{self.corrupted:.4g} ({self.n} samples of noise {self.noise:.4g} at {list(self.subject)})"
         )
 
     def _repr_html_(self) -> str:

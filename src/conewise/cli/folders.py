@@ -170,6 +170,8 @@ def _evaluation(found: Any, kind: type[Evaluation]) -> Evaluation:
     """The evaluation as it was written. Raises ValueError for what is none."""
     undefined = [name for name in RATIOS if isinstance(found, Mapping) and found.get(name, 0) is None]
     known = {**found, **dict.fromkeys(undefined, 0.0)} if undefined else found
+    if isinstance(known, Mapping) and "ablation" in known:  # of 0.1.0
+        known = {"source": known["ablation"], **{key: one for key, one in known.items() if key != "ablation"}}
     read: Evaluation = decoded(known, kind, "evaluation")
     for name in undefined:
         read = replace(read, **{name: math.nan})  # type: ignore[arg-type]

@@ -395,8 +395,7 @@ def question_json(question: Question) -> dict[str, Any]:
         "question": {
             "direction": question.direction,
             "base": question.base,
-            "source": question.source,
-            "patch": question.patch,
+            "source": question.source or question.patch,
             "metric": question.metric,
             "metric_in_words": METRICS[question.metric],
             "prompts": len(question.prompts.pairs),

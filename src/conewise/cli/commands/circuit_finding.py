@@ -353,13 +353,13 @@ def plan_of_search_json(plan: SearchPlan) -> dict[str, Any]:
     }
 
 
-def circuit_json(found: FoundCircuit, ablation: str) -> dict[str, Any]:
+def circuit_json(found: FoundCircuit, source: str) -> dict[str, Any]:
     """A circuit as JSON has it: every edge in graph order, what was measured, how it was found."""
     circuit, scores = found.circuit, found.circuit.scores or {}
     return {
         "method": circuit.method,
         "threshold": circuit.threshold,
-        "ablation": ablation,
+        "source": source,
         "edges": [{"edge": edge, "score": scores.get(edge)} for edge in circuit.edges],
         "nodes": list(circuit.nodes),
         "graph": {

@@ -167,10 +167,9 @@ SHARED: dict[str, Schema] = {
             ),
             "base": _one_of("clean", "corrupted", description="The run that is changed."),
             "source": _one_of(
-                *("clean", "corrupted", None),
-                description="The run that values come from; null where they come from none.",
+                *("clean", "corrupted", "zero", "mean", "noise"),
+                description="What is put at a site: the values of a run, or none of a run.",
             ),
-            "patch": _one_of("source", "zero", "mean", "noise", description="What is put at a site."),
             "metric": _one_of("logit_diff", "prob", "kl"),
             "metric_in_words": _text("What the metric says."),
             "prompts": _positive("Number of pairs of prompts."),
@@ -226,7 +225,7 @@ _SIMULATION: Schema = {
 _FOUND: Schema = {
     "method": _text("How it was found."),
     "threshold": _maybe(_number("What an edge had to change to be kept; null where edges were counted.")),
-    "ablation": _one_of(*_ABLATION, description="What removed edges carry."),
+    "source": _one_of(*_ABLATION, description="What removed edges carry."),
     "edges": _list(
         _object(
             {
@@ -393,7 +392,7 @@ COMMANDS: dict[str, Schema] = {
             "clean": _maybe(_number("The metric without noise.")),
             "corrupted": _maybe(_number("The metric with noise and nothing restored.")),
             "noise": _amount("Its standard deviation."),
-            "samples": _positive("How often it was drawn."),
+            "n": _positive("How often it was drawn."),
             "window": _positive("Layers restored together."),
             "seed": _integer(),
             "notes": _ASKED["notes"],

@@ -161,7 +161,7 @@ def _as_json(story: Story, traced: Trace) -> dict[str, Any]:
         "clean": traced.clean,
         "corrupted": traced.corrupted,
         "noise": traced.noise,
-        "samples": traced.samples,
+        "n": traced.n,
         "window": traced.window,
         "seed": story.seed,
         "kind": traced.result.spreads[0].name,
@@ -199,7 +199,7 @@ def _show(console: Console, loaded: Model, story: Story, traced: Trace, top: int
         add_row(lines, str(rank), str(layer), str(pos), tokens[pos], f"{effect:+.4f}", f"{value:.4f}")
     console.print(lines)
     console.print(
-        f"{traced.samples} samples of noise, standard deviation {traced.noise:.3g}, seed {story.seed}",
+        f"{traced.n} samples of noise, standard deviation {traced.noise:.3g}, seed {story.seed}",
         markup=False,
     )
     show_cost(console, traced.result, None)
