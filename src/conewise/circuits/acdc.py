@@ -116,16 +116,13 @@ class Search(Runnable[Circuit]):
         self,
         model: Captured,
         *,
-        prompts: Any = None,
-        base: Any = None,
-        source: Any = None,
-        metric: Any = None,
         threshold: float,
         harm: str = "auto",
         heads: str = "descending",
         speculative: bool = True,
+        **question: Any,
     ) -> None:
-        self.asked = asked(model, prompts=prompts, base=base, source=source, metric=metric)
+        self.asked = asked(model, **question)
         if not threshold > 0:
             raise CircuitError(
                 Argument("threshold", threshold), " is no threshold: it is a change of the metric, above 0."
@@ -519,13 +516,14 @@ def find_circuit(
     `batch_size` over at most so many of one length, in turn.
     """
     _expect(method, "method", ("acdc", "edge-pruning"))
+    question = {"base": base, "source": source, "metric": metric}
     if method == "edge-pruning":
         if threshold is not None:
             raise CircuitError(
                 Argument("threshold"), " is for ACDC; edge pruning keeps ", Argument("top"), " edges."
             )
         batches = in_batches(model, prompts, batch_size)
-        given = asked(model, prompts=batches, base=base, source=source, metric=metric)
+        given = asked(model, prompts=batches, **question)
         training = Training(steps or 200, lr or 0.1, seed or 0, batch_size is not None)
         return EdgePruning(given, top, training)
     learning = {"top": top, "steps": steps, "lr": lr, "seed": seed, "batch_size": batch_size}
@@ -538,11 +536,9 @@ def find_circuit(
     return Search(
         model,
         prompts=prompts,
-        base=base,
-        source=source,
-        metric=metric,
         threshold=threshold,
         harm=harm,
         heads=heads,
         speculative=speculative,
+        **question,
     )

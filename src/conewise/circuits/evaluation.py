@@ -104,28 +104,25 @@ def evaluate(
     model: Captured,
     edges: Collection[str],
     *,
-    prompts: Any = None,
-    base: Any = None,
-    source: Any = None,
-    metric: Any = None,
     only: str | None = None,
     minimality: bool = True,
-    max_memory: int | str | None = None,
     workers: int | str | Pool | None = None,
+    **question: Any,
 ) -> Evaluation:
     """Evaluate the circuit of these edges: run it with all others removed, and its complement likewise.
 
-    `base` is the run whose behaviour is to be kept, and removed edges carry what they do in `source`: a run,
-    inputs or a text. With "zero" they carry nothing, with "mean" their mean over the base, with
-    "mean-positional" that at each position, with `cw.mean(...)` that over another batch. `prompts`, in the
-    place of `base`, are pairs of prompts of any lengths; the corrupted ones are the source then, and with
-    "mean-template" removed edges carry their mean over the prompts of a template, at each position.
+    `question` is what it is evaluated on: `base` is the run whose behaviour is to be kept, and removed edges
+    carry what they do in `source`: a run, inputs or a text. With "zero" they carry nothing, with "mean" their
+    mean over the base, with "mean-positional" that at each position, with `cw.mean(...)` that over another
+    batch. `prompts`, in the place of `base`, are pairs of prompts of any lengths; the corrupted ones are the
+    source then, and with "mean-template" removed edges carry their mean over the prompts of a template, at
+    each position. See `conewise.circuits.forwards.asked`.
 
     With `only`, "faithfulness" or "completeness", nothing else is computed. With `minimality`, every edge of
     the circuit is removed once more, in a world of its own. `workers` evaluate these worlds beyond this
     process: see `Runnable.run`.
     """
-    given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
+    given = asked(model, **question)
     removed = given.graph.all_but(given.graph.numbers(edges))
     with pool_of(workers) as pool, given.forward(pool) as forward:
         (found,) = _evaluated(given, forward, [removed], only)
@@ -140,16 +137,12 @@ def evaluate_all(
     model: Captured,
     circuits: Sequence[Collection[str]],
     *,
-    prompts: Any = None,
-    base: Any = None,
-    source: Any = None,
-    metric: Any = None,
     only: str | None = None,
-    max_memory: int | str | None = None,
     workers: int | str | Pool | None = None,
+    **question: Any,
 ) -> list[Evaluation]:
     """Evaluate many circuits as one stack of worlds; see `evaluate`. Minimality is not among it."""
-    given = asked(model, prompts=prompts, base=base, source=source, metric=metric, max_memory=max_memory)
+    given = asked(model, **question)
     removed = [given.graph.all_but(given.graph.numbers(edges)) for edges in circuits]
     with pool_of(workers) as pool, given.forward(pool) as forward:
         return _evaluated(given, forward, removed, only)
