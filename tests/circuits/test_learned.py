@@ -14,7 +14,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.edge_pruning import EdgePruning
-from conewise.errors import CircuitError
+from conewise.errors import CircuitError, GradientError
 from tests.circuits.small_models import Small, small
 from tests.circuits.test_random_circuits import ANSWER, WRONG, model_of, prompts, removed_parts
 
@@ -194,8 +194,25 @@ def test_a_trained_circuit_is_kept_and_says_what_it_cannot(tmp_path: Path) -> No
         given.model.find_circuit(**asked_for, method="edge-pruning", top=5, threshold=0.1)
     with pytest.raises(CircuitError, match="not for ACDC"):
         given.model.find_circuit(**asked_for, top=5, threshold=0.1)
+    with pytest.raises(CircuitError, match="runs are one batch each"):
+        given.model.find_circuit(**asked_for, method="edge-pruning", top=5, batch_size=1)
+    ranked = asked_for | {"metric": lambda outputs: outputs.logits[:, -1].argmax(-1).double()}
+    with pytest.raises(GradientError, match="nothing can be learned by it"):
+        given.model.find_circuit(**ranked, method="edge-pruning", top=5, steps=1).run()
     with pytest.raises(CircuitError, match="a change of the metric; give one"):
         given.model.find_circuit(**asked_for)
+
+
+@pytest.mark.parametrize("metric", ["kl", "logit_diff"])
+def test_a_training_is_the_same_under_inference_mode(metric: str) -> None:
+    given = model_of("gpt2")
+    asked_for: dict[str, Any] = {"method": "edge-pruning", "top": TOP, "steps": 2, "metric": metric}
+    expected = given.model.find_circuit(prompts(), **asked_for).run()
+    with torch.inference_mode():
+        found = given.model.find_circuit(prompts(), **asked_for).run()
+        constants = found.optimal_ablation(prompts(), metric=metric, steps=1)
+    assert found.equals(expected)
+    assert len(constants.losses) == 1
 
 
 def test_constants_of_another_model_are_refused() -> None:

@@ -27,7 +27,7 @@ from conewise.circuits.head_slices import by_head
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts, wide
-from conewise.errors import CircuitError
+from conewise.errors import Argument, CircuitError, GradientError
 from conewise.program.tensors import brought, recording
 from conewise.runs.captured import Captured
 from conewise.runs.hard_concrete import HardConcrete
@@ -164,8 +164,12 @@ class Training:
 
 def in_batches(model: Captured, prompts: Any, batch_size: int | None) -> Any:
     """The prompts in groups of at most so many of one length, as `asked` takes them."""
-    if batch_size is None or prompts is None:
+    if batch_size is None:
         return prompts
+    if prompts is None:
+        raise CircuitError(
+            Argument("batch_size"), " is for prompts, and runs are one batch each: give `prompts`."
+        )
     read = read_prompts(model, prompts)
     groups = (group[at : at + batch_size] for group in read.groups for at in range(0, len(group), batch_size))
     return replace(read, groups=tuple(groups))
@@ -180,6 +184,7 @@ class Distance:
     def __init__(self, given: Asked, forwards: Sequence[GatedForward], *, in_turn: bool) -> None:
         self._forwards, self._in_turn = list(forwards), in_turn
         self._full = [torch.as_tensor(one.value) for one in forwards]
+        self._metric = given.metric.name
         self._is_loss = (given.metric.described or (given.metric.name,))[0] in LOSSES
 
     def gradients(
@@ -193,6 +198,11 @@ class Distance:
         for at in some:
             with recording():
                 numbers = self._forwards[at].gated(gates, put)
+                if not numbers.requires_grad:
+                    raise GradientError(
+                        f"the metric {self._metric!r} has no gradient: it leaves torch, or is constant "
+                        "around the outputs (a rank, a comparison), and nothing can be learned by it."
+                    )
                 apart = numbers if self._is_loss else (numbers - self._full[at].to(numbers)) ** 2
                 value = apart.sum() / prompts
                 rows = torch.autograd.grad(value, list(by), retain_graph=True)
@@ -217,7 +227,7 @@ def distance_of(given: Asked, *, in_turn: bool = False) -> Iterator[Distance]:
             "edges of this model have no gates: it norms its sums, or its prompts read each other. Find "
             "circuits by method='acdc', or by attributions."
         )
-    with ExitStack() as all_of_them:
+    with torch.inference_mode(mode=False), ExitStack() as all_of_them:
         forwards = [all_of_them.enter_context(one._forward(None, GatedForward)) for one in given.groups]
         yield Distance(given, [one for one in forwards if isinstance(one, GatedForward)], in_turn=in_turn)
 
