@@ -83,10 +83,11 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> frozenset[str]:
-    """The anchors that code hosts make of the headings of a page."""
+    """The anchors that code hosts make of the headings of a page, and those that it has of its own."""
     seen: Counter[str] = Counter()
     found: set[str] = set()
     for line in _split(page)[0]:
+        found.update(re.findall(r'<a id="([\w-]+)"></a>', line))
         heading = re.match(r"#{1,6} +(.*?) *#*$", line)
         if heading:
             shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
