@@ -89,7 +89,7 @@ class Compaction:
         if not first:
             return {}
         shape, given = record.shape or (), self._shapes[names[0]] or ()
-        if record.op in RESHAPES:
+        if record.op in RESHAPES | {"flatten"}:
             return through(given, shape, first) or {}
         moved = _moved(record, len(given))
         return {} if moved is None else {out: first[dim] for out, dim in moved.items() if dim in first}
@@ -453,6 +453,16 @@ def _beside(_: Compaction, record: Record, kept: Kept) -> Wants | None:
     return {leaf.name: kept for leaf in record.leaves() if isinstance(leaf, Ref)}
 
 
+def _normed(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
+    """A norm, or a mean that keeps its dimensions, over dimensions of which all entries stay."""
+    rank, (first, *rest) = len(record.shape or ()), record.args
+    over, first = rest[0] if rest else None, first.name
+    if not isinstance(over, list | tuple) or len(whole.shape(first)) != rank:
+        return None
+    taken = {dim % rank for dim in over} if record.op == "mean" else range(rank - len(over), rank)
+    return None if any(dim in taken for dim in kept) else {first: kept}
+
+
 def _attend(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
     query, key, value = (leaf.name for leaf in record.args[:3])
     mask = record.args[3] if len(record.args) > 3 else record.kwargs.get("attn_mask")
@@ -517,6 +527,8 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("transpose", "t", "permute", "unsqueeze"), _move),
     "expand": _expand,
     **dict.fromkeys(("slice", "cat", "softmax", "_softmax", "log_softmax", "narrow"), _beside),
+    **dict.fromkeys(("mean", "layer_norm", "rms_norm"), _normed),
+    "flatten": _reshape,
     "scaled_dot_product_attention": _attend,
     "embedding": _embed,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolve),
