@@ -8,6 +8,7 @@ from tests.docs.pages import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 BENCHMARKS = (ROOT / "benchmarks/README.md").read_text("utf-8")
+EXPERIMENTS = (ROOT / "docs/experiments.md").read_text("utf-8")
 PEERS = (ROOT / "docs/beside-peers.md").read_text("utf-8")
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
 
@@ -17,10 +18,10 @@ def _section(page: str, title: str) -> str:
 
 
 def _unmeasured(text: str) -> list[str]:
-    """The measurements of a text that are in no benchmark: numbers with a unit, or with a ratio's sign."""
+    """The measurements of a text that no benchmark or experiment has: with a unit, or a ratio's sign."""
     quoted = re.findall(r"(?<![\w.,])(\d[\d,.]*)(?: ?(?:ms|s|µs|seconds|times)\b|×| %)", text)
     assert len(quoted) >= 10
-    measured = set(re.findall(r"\d[\d,.]*\d|\d", BENCHMARKS))
+    measured = set(re.findall(r"\d[\d,.]*\d|\d", BENCHMARKS + EXPERIMENTS))
     return [figure for figure in quoted if figure not in measured]
 
 
