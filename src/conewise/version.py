@@ -1,3 +1,3 @@
 """The version of conewise: the one place where the number stands. What builds the package reads it here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

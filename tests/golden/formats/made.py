@@ -108,8 +108,8 @@ def attribute(captured: Model, **options: Any) -> Approximation:
     return captured.attribute(captured.edges(), **pair(), method="eap").run(**options)
 
 
-def search(captured: Model, **options: Any) -> Circuit:
-    return captured.find_circuit(**pair(), threshold=0.25).run(**options)
+def search(captured: Model, *, speculative: bool = True, **options: Any) -> Circuit:
+    return captured.find_circuit(**pair(), threshold=0.25, speculative=speculative).run(**options)
 
 
 def evaluate(circuit: Circuit) -> Evaluation:
