@@ -13,7 +13,7 @@ from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
 from conewise.anatomy.places import Index, PlaceLike, as_place
 from conewise.anatomy.selectors import SelectorLike
-from conewise.arguments import Samples, checked, expect
+from conewise.arguments import Positive, PositiveNumber, Samples, Seed, Share, checked, expect
 from conewise.attributing.attribution import attribute
 from conewise.checks.verify import Verification, verify
 from conewise.circuits.acdc import find_circuit
@@ -31,6 +31,8 @@ from conewise.runs.captured import Captured
 from conewise.runs.dictionaries import Dictionary
 from conewise.runs.generate import Patches, Positions, Prompt, Written, generate
 from conewise.runs.inputs import is_text, token_rows, tokens_of
+from conewise.runs.interventions import Intervention
+from conewise.runs.learned import Learned
 from conewise.runs.reading import Reading
 from conewise.runs.run import Keep, Run, baseline
 from conewise.runs.splicing import SpliceStep, active, halves, splicing
@@ -42,6 +44,7 @@ from conewise.sweeps.execution.kernels import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.provenance import asked_by
 from conewise.sweeps.sweep import Sweep
+from conewise.sweeps.training import Fit
 from conewise.templates import heading
 from conewise.text.ask import ask
 from conewise.text.tokens import expect_decodes
@@ -184,6 +187,45 @@ class Model(Captured):
         self._capture_for(base)
         return Sweep(
             self, with_named(sites, self), base=base, source=source, metric=metric, precision=precision
+        )
+
+    def fit(
+        self,
+        intervention: Learned | Intervention,
+        sites: SelectorLike,
+        examples: Sequence[Any],
+        *,
+        steps: Positive = 200,
+        batch: Positive = 16,
+        learning_rate: PositiveNumber = 5e-3,
+        held_out: Share | Sequence[Any] = 0.25,
+        seed: Seed = 0,
+    ) -> Fit:
+        """Train an intervention at every one of `sites`, each in a world of its own: distributed alignment.
+
+        `intervention` is `cw.rotation(k)`, `cw.boundless()`, `cw.learned_mask()`, `cw.low_rank(k)`, or
+        `cw.add(vector)`, which begins with that vector. An example is (base, source, label): two inputs of
+        one length, as texts, tokens or a mapping, and the token that the base should give once the
+        intervention has taken its part from the source. The loss is the label's cross-entropy at the last
+        position.
+
+        Every step draws `batch` examples of one length, and is one differentiable pass over all worlds; Adam
+        with this `learning_rate` steps in each of them by its own loss. `held_out` is the share of examples
+        that is not trained on, or other examples, on which the accuracy of every place is counted. What is
+        random depends on `seed` alone. `fit.run(...)` returns the trained interventions; with `out`, it goes
+        on where it was cut off. `max_memory` is what a recorded pass may take: worlds are cut to fit.
+        """
+        self._capture_for(_first_base(examples))
+        return Fit(
+            self,
+            intervention,
+            with_named(sites, self),
+            examples,
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            held_out=held_out,
+            seed=seed,
         )
 
     ask = ask
@@ -432,6 +474,14 @@ def _example_of(parameters: Collection[str], device: Any, given: Any, reader: An
     if "input_ids" not in parameters:
         return {}
     return {"input_ids": token_rows([EXAMPLE], device)}
+
+
+def _first_base(examples: Any) -> Any:
+    """The base of the first example, as far as it can be told."""
+    first = examples[0] if isinstance(examples, list | tuple) and examples else None
+    if isinstance(first, Mapping):
+        return first.get("base")
+    return first[0] if isinstance(first, list | tuple) and first else None
 
 
 def _device(module: Any) -> Any:

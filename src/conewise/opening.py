@@ -15,14 +15,16 @@ from conewise.errors import SweepError
 from conewise.files import as_path, is_there
 from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import is_result, trace_in
+from conewise.sweeps.training import Fitted, is_fit, load_fit
 
 
 @checked
-def open(folder: str | Path) -> Result | Trace | Circuit:  # noqa: A001 - as people say it
+def open(folder: str | Path) -> Result | Trace | Circuit | Fitted:  # noqa: A001 - as people say it
     """Open what `result.save(folder)` wrote: equal to it, bit for bit.
 
-    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; or a `Circuit`, which the
-    folder of a search holds too, and a file of a circuit (.json, .pt). It holds no model. Raises SweepError
+    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; `Fitted` interventions; or a
+    `Circuit`, which the folder of a search holds too, and a file of a circuit (.json, .pt). It holds no
+    model. Raises SweepError
     where the folder holds no result, or a damaged one, CircuitError for a damaged circuit; FormatError for
     one of a newer version.
     """
@@ -30,6 +32,8 @@ def open(folder: str | Path) -> Result | Trace | Circuit:  # noqa: A001 - as peo
     is_file = path.suffix in {".json", ".pt"} and is_there(path, Path.is_file)
     if is_file or (not is_result(path) and is_there(path / CIRCUIT, Path.is_file)):
         return Circuit.load(path)
+    if is_fit(path):
+        return load_fit(path)
     found = load_result(path)
     if found.method:
         held = {one.name: getattr(found, one.name) for one in fields(Result)}

@@ -226,6 +226,12 @@ class WavefrontExecutor:
                 return WavefrontExecution(self, found, False, metrics, along)
             return WavefrontExecution(self, *self._computed(batch), metrics)
 
+    def recorded(
+        self, number: int, read: ReadValue, fills: PassFills, values: Values, *, records: bool
+    ) -> dict[str, Tensor]:
+        """The targets of a pass by the number of its program; recorded for a way back where that is asked."""
+        return self._wavefront.run(self.compiled.programs[number], read, fills, values, records=records)
+
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count what a chunk computes that was computed before, and is resumed."""
         self._count_steps(chunk, ledger)

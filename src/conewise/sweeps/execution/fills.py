@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,10 +27,21 @@ from conewise.sweeps.planning.schedule import Ranges, members
 Tensor = torch.Tensor
 
 
+class Learning(Protocol):
+    """What worlds put in where that is learned: made of what is there, and of the source's value."""
+
+    def source(self, site: Site) -> Tensor | None:
+        """The source's value of a whole site; None where nothing is taken from one."""
+
+    def made(self, worlds: Sequence[int], present: Tensor, source: Tensor | None) -> Tensor:
+        """Return [world, ...]: what these worlds of the pass put in."""
+
+
 class Values:
     """The values that the worlds of a batch put in. `sites` are all that are put into.
 
-    `wholes` are kept from batch to batch where the source's values lie in the same memory each time.
+    `learning` makes them where they are learned. `wholes` are kept from batch to batch where the source's
+    values lie in the same memory each time.
     """
 
     def __init__(
@@ -44,6 +55,7 @@ class Values:
         """With `is_later`, the source is still to be computed: it is looked at behind the first pass."""
         self.batch = batch
         self._wholes = wholes if wholes is not None and batch.intervention.is_run else {}
+        self.learning: Learning | None = None
         self._own: dict[Any, Tensor | None] = {}
         self._looked_at: list[Site] = []
         self._flags: Tensor | None = None
@@ -252,6 +264,9 @@ class _Rows:
         return self._cells[self._table.worlds[number]][self._table.ordinal]
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
+        if values.learning is not None:
+            self._write_learned(stack, sizes, values.learning)
+            return
         whole = values.whole(self._site) if self._is_source else None
         if whole is not None:
             self._write_whole(stack, sizes, whole)
@@ -316,6 +331,19 @@ class _Rows:
         if is_shift:
             put = target[self._written].add_(put)
         _write_at(target, self._written, put)
+
+    def _write_learned(self, stack: Tensor, sizes: Sequence[int], learning: Learning) -> None:
+        """Write for each world what is made of what is there; gradients go through it where torch records."""
+        shown = self._view.present(stack, sizes, leading=1)
+        index = self._indices(shown.shape[1:])
+        at = (self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0)), *index)
+        target = shown.permute(0, *(1 + dim for dim in self._order))
+        present, whole = target[at], learning.source(self._site)
+        if whole is not None:
+            source = whole.permute(self._order)
+            whole = (source[index] if index else source[None]).expand(present.shape)
+        worlds = [self._table.worlds[number] for number in self._numbers]
+        target.index_put_(at, learning.made(worlds, present, whole))
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from conewise.program.records import ATTENTION, SIZES, Program, Record
-from conewise.program.tensors import SPLIT
+from conewise.program.tensors import SPLIT, computing, recording
 from conewise.program.walk import Rule, compile_rule
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.planning.costs import SplitWeights
@@ -67,8 +67,6 @@ class Wavefront:
         self._read: ReadValue = _unread
         self._ready: dict[int, ReadyPass] = {}
 
-    @torch.inference_mode(mode=False)
-    @torch.no_grad()
     def run(
         self,
         program: PassProgram,
@@ -80,8 +78,9 @@ class Wavefront:
         given: Mapping[str, Tensor] = NOTHING,
         columns: Mapping[str, Tensor] = NOTHING,
         before: Callable[[str], None] | None = None,
+        records: bool = False,
     ) -> dict[str, Tensor]:
-        """The values of the targets in all worlds of the pass, stacked.
+        """The values of the targets in all worlds of the pass, stacked; with `records`, for a way back.
 
         `before` is told of each node before its step, `room_for` before each step that takes memory how much
         that is. `given` are stacks that the pass begins with. `columns` are nodes that multiply with a
@@ -90,15 +89,16 @@ class Wavefront:
         self._read, self._columns = read, columns
         self._constants.rebase(read)
         try:
-            ready = self._ready.get(id(program))
-            if ready is None or ready.program is not program or ready.narrowed != tuple(columns):
-                ready = self._ready[id(program)] = self._made_ready(program)
-                while len(self._ready) > READY:
-                    del self._ready[next(iter(self._ready))]
-            steps = ready.steps if before is None else ready.told(before)
-            return self._run(
-                ready, steps, ready.held(read, given), fills, values, room_for or (lambda _: None)
-            )
+            with recording() if records else computing():
+                ready = self._ready.get(id(program))
+                if ready is None or ready.program is not program or ready.narrowed != tuple(columns):
+                    ready = self._ready[id(program)] = self._made_ready(program)
+                    while len(self._ready) > READY:
+                        del self._ready[next(iter(self._ready))]
+                steps = ready.steps if before is None else ready.told(before)
+                return self._run(
+                    ready, steps, ready.held(read, given), fills, values, room_for or (lambda _: None)
+                )
         finally:
             # A dataset is streamed: no baseline is kept for the next.
             self._read, self._columns = _unread, NOTHING
