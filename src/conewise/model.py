@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
 from conewise.anatomy.places import Index, PlaceLike, as_place
-from conewise.anatomy.selectors import SelectorLike
+from conewise.anatomy.selectors import Selector, SelectorLike
 from conewise.arguments import Positive, PositiveNumber, Samples, Seed, Share, checked, expect
 from conewise.attributing.attribution import attribute
 from conewise.checks.verify import Verification, verify
@@ -27,6 +28,7 @@ from conewise.program.export import unwrapped
 from conewise.program.foreign import within_memory
 from conewise.program.kept import Shelf
 from conewise.program.tensors import Tensor
+from conewise.runs.activations import Activations, activations
 from conewise.runs.captured import Captured
 from conewise.runs.dictionaries import Dictionary
 from conewise.runs.generate import Patches, Positions, Prompt, Written, generate
@@ -227,6 +229,30 @@ class Model(Captured):
             held_out=held_out,
             seed=seed,
         )
+
+    def activations(
+        self,
+        texts: Sequence[Any],
+        sites: Selector | PlaceLike,
+        pos: int | str | Sequence[int] = -1,
+        *,
+        batch: Positive = 32,
+        out: str | Path | None = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> Activations:
+        """Read the values of a site for any number of texts of any lengths, as one array: for probes, say.
+
+        `sites` is `cw.sites("resid_post", layer=":")`, one place, or a site's name; the array's axes are
+        text, then those of the site: [text, layer, d_model]. `pos` is a position, which may count from
+        each text's own end, or several (an axis `pos` behind the texts); "mean" is that over
+        all of a text's positions, and "all" gives a row for each token. Texts may be rows of tokens.
+
+        Texts of one length are run together, at most `batch` at a time, up to the last site and no further.
+        With `out`, a path that ends in .npy, the array is written there as it is computed, and never held.
+        """
+        self._capture_for(texts)
+        with within_memory("these activations"):
+            return activations(self, texts, sites, pos, batch, out, progress)
 
     ask = ask
     attribute = attribute
