@@ -753,7 +753,8 @@ class Compact(Step):
         if not cut.sources:
             raise SurgeryError(
                 "no row or column of a weight serves pruned entries alone. Prune heads, neurons or channels "
-                "to zero first; what is put to another value is added up as before, and stays."
+                "to zero first; what is put to another value is added up as before, and stays. Where all "
+                "heads of a layer go, prune what they add: ('attn_out', layer)."
             )
         program = replace(cut.program, module_name=_named(model, "columns removed"))
         module = sharing(model.module)
