@@ -6,7 +6,7 @@ PEERS  := $(VENV)/peers312
 TRACR  := .venv-tracr
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-pages test-ray test-wheel release-check test-browser test-js node chromium screenshots gallery coverage lint lint-js types check docs notebooks bench bench-before bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
+.PHONY: help setup demo test test-smollm2 test-transformer-lens test-peers test-tracr test-architectures test-laws test-pages test-ray test-wheel release-check test-browser test-js node chromium screenshots gallery reports coverage lint lint-js types check docs notebooks bench bench-before bench-capture bench-sweeps bench-python bench-workers bench-gpu bench-gpu-pairs bench-acdc bench-attribution bench-generation bench-edges pack-peers test-gpu train-tiny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ screenshots: $(VENV)/.browser chromium demo ## write docs/images/report-*.png, f
 
 gallery: $(VENV)/.browser chromium ## write docs/images/gallery/*.png: the pictures that the examples make
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.browser.gallery
+
+reports: setup ## write docs/reports/*.html: saved pages that the documentation links to
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.docs.saved_reports
 
 # From source, with the Python that has CUDA: nothing is installed. Peers bring pytest where it has none.
 test-gpu: ## the tests that need a CUDA device; run from source, with torch, transformers and pytest

@@ -38,7 +38,7 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True)
 class GraphResult:
-    """What was demanded, without patches (`base`) and in each world (`values`), and what that took.
+    """The demanded values, without patches (`base`) and in each world (`values`), and their cost.
 
     `ledger` counts the evaluations of all worlds; `plan` says how many they had to be.
     """
@@ -49,7 +49,7 @@ class GraphResult:
     plan: GraphPlan
 
     def __getitem__(self, site: Patch) -> Any:
-        """What was demanded, with the site patched."""
+        """The demanded values, with the site patched."""
         return self.values[site]
 
     def __str__(self) -> str:

@@ -344,7 +344,7 @@ class Model(Captured):
         return model
 
     def to_module(self) -> ProgramModule:
-        """What the model computes as an `nn.Module`, bit for bit: to be stored, trained or exported.
+        """The model as an `nn.Module`, equal bit for bit: to be stored, trained or exported.
 
         It has the weights that the program needs, by the names that they have in the model, and no others;
         they are the model's own until one of the two is moved, copied or trained. It is called as the module

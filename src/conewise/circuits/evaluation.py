@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def finding(self) -> str:
-        """What was found, in a sentence."""
+        """The finding, in a sentence."""
         edges = f"{self.size:,} of {self.edges:,} {self.unit}"
         return f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
 

@@ -198,7 +198,7 @@ def module_leaves(module: nn.Module, program: Program, call: Call) -> list[torch
 
 
 def called(module: nn.Module, program: Program, call: Call) -> Any:
-    """What the module of a program returns for a call; its own tensors that it writes to stay as they are."""
+    """The outputs of a program's module for a call; its own tensors that it writes to stay as they are."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())} if program.written else {}
     own = {name: tensors[name].detach().clone() for name in program.written if name in tensors}
     if not own:

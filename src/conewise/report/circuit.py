@@ -282,7 +282,7 @@ def drawing(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float
 
 
 def colours_in_words(scores: Mapping[str, float] | None) -> str:
-    """What the colours of a circuit mean."""
+    """Describe the colours of a circuit."""
     if not scores:
         return "Grey edges have no score. Round: attention heads; square: MLPs."
     return (

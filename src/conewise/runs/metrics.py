@@ -743,7 +743,7 @@ class Vector:
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """The count of the numbers."""
         return math.prod(self.shape)
 
     @property
@@ -911,7 +911,7 @@ def _is_from_end(given: Any) -> bool:
 
 
 def values_of_sites(metric: Metric, presented: Callable[[Located], Tensor], prompts: int) -> list[Tensor]:
-    """What a metric reads of its sites, each [world, prompt, ...].
+    """The values that a metric reads at its sites, each [world, prompt, ...].
 
     `presented` gives the value of a site as [world, *axes]: the natural ones of the site.
     """

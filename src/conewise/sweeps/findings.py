@@ -50,7 +50,7 @@ def strongest(result: ResultData, metric: int, count: int) -> list[tuple[float, 
 
 
 def finding(result: ResultData, metric: int = 0) -> str:
-    """What was found, in a sentence: the sites that move a metric most, and how far each of them does."""
+    """The finding in a sentence: the sites that move a metric most, and how far each of them does."""
     name, base = result.metrics[metric], float(result.base[metric])
     known = strongest(result, metric, TOLD)
     about = "By estimate, " if result.method else ""
@@ -69,7 +69,7 @@ def finding(result: ResultData, metric: int = 0) -> str:
 
 
 def _span(result: ResultData, metric: int) -> float:
-    """How far the source is from the base; 0 where there is none."""
+    """The distance from the base to the source; 0 where there is no source."""
     return 0.0 if result.source is None else float(result.source[metric] - result.base[metric])
 
 
@@ -89,7 +89,7 @@ def _verb(result: ResultData) -> str:
 
 
 def _moved(cell: Cell, share: float, verb: str, of: str) -> str:
-    """How far a site moves the metric; `of` is said of the first one alone."""
+    """Describe how far a site moves the metric; `of` is said of the first one alone."""
     name = spoken(cell)
     alone = " alone" if of and len(cell.places) == 1 else ""
     if share < 0:
@@ -118,7 +118,7 @@ def _listed(names: list[str]) -> str:
 
 
 def certainty(result: ResultData, metric: int = 0) -> str:
-    """How sure a finding is: over how many prompts, in which interval, and whether it was verified."""
+    """The certainty of a finding: its number of prompts, its interval, and whether it was verified."""
     prompts = result.per_prompt.shape[-1]
     unit = "prompt" if result.story is None else result.story.unit
     said = [f"{prompts:,} {unit}s" if prompts > 1 else f"one {unit}, so nothing is known about others"]
@@ -143,7 +143,7 @@ def certainty(result: ResultData, metric: int = 0) -> str:
 
 
 def cost(result: ResultData) -> str:
-    """What a result cost, in a sentence."""
+    """The cost of a result, in a sentence."""
     plan, ledger = result.plan, result.ledger
     saved = f", {plan.ratio:.2f} times fewer than full re-runs" if plan.full_evaluations else ""
     return _sentence(

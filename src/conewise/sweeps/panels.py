@@ -137,7 +137,7 @@ def _pairs(part: Spread) -> Panel:
 
 
 def _labels(part: Spread, axis: int, tokens: Sequence[str]) -> list[str]:
-    """What stands along an axis: numbers, labels, or a position's token with its number."""
+    """The labels along an axis: numbers, names, or a position's token with its number."""
     labels = part.labels_of(axis)
     if part.axes[axis] not in POSITIONS or not tokens:
         return labels

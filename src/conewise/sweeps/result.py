@@ -533,7 +533,7 @@ class Result(ResultData):
         return f"{self._summary()}\n  {finding(self.distances())}"
 
     def _summary(self) -> str:
-        """What it is of, and what it took, in a line."""
+        """The metrics, the sites and the cost, in a line."""
         shown = ", ".join(f"{part.name}{list(part.shape)}" for part in self.spreads)
         resumed = f", {self.ledger.resumed} cells resumed" if self.ledger.resumed else ""
         planned, peak = shown_bytes(self.plan.peak_bytes), self.ledger.peak_bytes
@@ -555,7 +555,7 @@ class Result(ResultData):
         return "\n".join([*lines, *self._costs()])
 
     def _costs(self) -> list[str]:
-        """What it took, as the last lines of its text."""
+        """The cost, as the last lines of the text."""
         phases = [f"  time: {shown_phases(self.ledger.phases)}"] if self.ledger.phases else []
         return [f"  {self._summary()}", *phases]
 

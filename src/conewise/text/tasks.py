@@ -64,7 +64,7 @@ class Task:
 
 
 class Words:
-    """What a tokenizer makes of texts, each asked once."""
+    """The tokens of texts; a tokenizer is asked for each text once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -525,7 +525,7 @@ def write_csv(prompts: Any, model: Any, path: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """How well a model does a task.
+    """The accuracy of a model on a task, and its margin.
 
     `accuracy` is the share of prompts with the mean logit of the answers above that of the wrong ones,
     `corrupted` the same of the corrupted prompts, where few should; `logit_diff` is the mean difference,

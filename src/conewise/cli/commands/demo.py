@@ -294,7 +294,7 @@ def _marked(text: str, other: str) -> str:
 
 
 def show_sites(console: Console, found: Demo) -> None:
-    """What was found, how sure that is, and the strongest sites."""
+    """Print the finding, its certainty, and the strongest sites."""
     from conewise.sweeps.findings import certainty, finding
 
     result = found.result

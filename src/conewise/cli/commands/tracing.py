@@ -74,7 +74,7 @@ def trace(
             show_default="three times that of the embeddings",
         ),
     ] = None,
-    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="How often noise is drawn.")] = 10,
+    n: Annotated[int, typer.Option("--n", metavar="N", min=1, help="Number of noise samples.")] = 10,
     layer: Annotated[str, typer.Option("--layer", metavar="CHOICE", help="':', '4:8' or '6'.")] = ":",
     pos: opt.Pos = ":",
     *,
