@@ -110,6 +110,7 @@ class Weights:
         # Streamed ones have no bits here: what they lie in says whether it was changed.
         self._streamed = {n: one for n, one in enumerate(self._tensors) if isinstance(one, Streamed)}
         self._read = [_NOTHING if n in self._streamed else one for n, one in enumerate(self._tensors)]
+        self._are_counted = not any(map(Tensor.is_inference, self._read))
         self._all_paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
         self.attach(module, state)
         self._readers: tuple[tuple[int, ...], _Reader | _Glance, _Reader] | None = None
@@ -129,7 +130,7 @@ class Weights:
 
     def writes(self) -> Sums:
         """The number of writes to each tensor in place, as far as torch counts."""
-        return self._stamped(Sums([writes_to(tensor) for tensor in self._read]))
+        return self._stamped(Sums(list(map(_VERSION if self._are_counted else writes_to, self._read))))
 
     def _stamped(self, sums: Sums) -> Sums:
         """The same with the stamps of streamed weights in their places."""
@@ -527,6 +528,7 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 
 _KIND = operator.attrgetter("dtype", "shape", "device")
+_VERSION: Callable[[Tensor], int] = operator.attrgetter("_version")
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:

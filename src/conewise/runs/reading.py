@@ -54,7 +54,7 @@ class Reading(Values):
         that stand here are as they are. Raises GradientError where a site holds no floating-point numbers,
         where an operation has no derivative, or where the metric is no function that torch differentiates.
         """
-        with self.checked_once():
+        with self._checked_once():
             return gradients_of(self._tape(), as_metric(metric, self.model), sites, self.inputs)
 
     @recording()
@@ -71,7 +71,7 @@ class Reading(Values):
                 f"{len(self.edits)} patches stand in this world, and costs are counted against a run without "
                 "any. Ask the run that it is a fork of."
             )
-        with self.checked_once():
+        with self._checked_once():
             return backward_cost_of(
                 self._tape(), as_metric(metric, self.model), sites, self.inputs, weights=weights
             )
@@ -86,7 +86,7 @@ class Reading(Values):
         way (Gemma 2, BERT), parts are carried through them with the run's own scale. The parts are checked to
         add up to the stream; DecompositionError says what is in the way where they do not, or cannot.
         """
-        with self.checked_once():
+        with self._checked_once():
             return decompose(self, by, at, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def logit_attribution(
@@ -112,7 +112,7 @@ class Reading(Values):
         expect_prompts(metric, prompts, "this run")
         name = self._read_by(metric)
         metric = at_run(metric, self.model, self.inputs, name)
-        with self.checked_once():
+        with self._checked_once():
             value = Outputs(self.model.program).arranged(name, self.value_at(name), 1, prompts)
             numbers, tokenizer = measured(metric, value)[0], self._tokenizer(tokenizer)
             return attribute(self, metric, numbers, by, pos=pos, stack=stack, tokenizer=tokenizer)
@@ -124,7 +124,7 @@ class Reading(Values):
         probability and rank of those of `tokens` (numbers, or texts where a tokenizer is known): never the
         logits of all layers at once. The last row is checked to be what the model itself puts out.
         """
-        with self.checked_once():
+        with self._checked_once():
             return lens(self, top=top, tokens=tokens, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def attention(self, layer: Any = None, *, stack: str = "", tokenizer: Any = None) -> AttentionPatterns:
@@ -132,7 +132,7 @@ class Reading(Values):
 
         MissingSiteError says why a model shows none, and what to load it with.
         """
-        with self.checked_once():
+        with self._checked_once():
             return attention_patterns(self, layer, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def _read_by(self, metric: Metric) -> str:

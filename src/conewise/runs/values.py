@@ -175,14 +175,24 @@ class Values:
 
         That holds for the forks of this one too: a loop over many forks is faster inside.
         """
+        with self._checked_once(self._check_bits):
+            yield
+
+    @contextmanager
+    def _checked_once(self, begin: Callable[[], None] | None = None) -> Iterator[None]:
+        """The same for short work: at the beginning only writes that torch counts are looked for."""
         if self._is_trusted:  # whoever trusts has looked before, and looks at every bit in the end
             yield
             self._check_lent()
             return
-        self._check_bits()
+        (begin or self._check_lent)()
         self.model.weights.expect_captured()
-        with self.trusted():
-            yield
+        try:
+            with self.trusted():
+                yield
+        except Exception:
+            self._check_bits()  # what was written to may be why
+            raise
         self._check_bits()
         self.model.weights.expect_captured()
 
