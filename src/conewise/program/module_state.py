@@ -137,13 +137,13 @@ class ModuleState:
         globals_ = [(known, name) for known, names in look.globals.values() for name in names]
         self._globals = [known for known, _ in globals_], [name for _, name in globals_]
         self._reads = [one.get for one in look.reads], [one.holder for one in look.reads]
-        self._lengths, self._objects = list(map(len, self._views)), self._held()
+        self._lengths, self._objects = list(map(len, self._views)), list(self._held())
 
-    def _held(self) -> list[Any]:
+    def _held(self) -> Iterator[Any]:
         read = chain.from_iterable(map(operator.call, *self._reads))
         every = chain.from_iterable(self._views)
         known = map(dict.get, *self._globals)
-        return [torch.get_default_dtype(), *map(type, self._parts), *known, *read, *every]
+        return chain((torch.get_default_dtype(),), map(type, self._parts), known, read, every)
 
     def _is_untouched(self) -> bool:
         """True if every object is the very same: a quick look, before each job and at each reading."""

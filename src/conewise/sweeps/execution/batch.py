@@ -172,8 +172,6 @@ class EdgeValues:
         found = seen if is_whole else seen - stream
         return facts.parts.views.as_node(place.entry, found), is_whole
 
-    @torch.inference_mode(mode=False)
-    @torch.no_grad()
     def of_edges(self, site: Site, writers: Sequence[Writers], at_once: int, live: str = "") -> Tensor:
         """A site in natural axes as edges from these writers make it: [writer, ...]."""
         located = self._base.model.locate(Place(*site))
@@ -226,8 +224,8 @@ class EdgeValues:
             rows = stream + torch.stack([written.more[group].sum(0) for group in groups])
             gone, put = (np.stack([norms[group].sum(0) for group in groups]) for norms in written.norms)
             is_near = mostly_kept(gone, put, written.norms[0][:count].sum(0))
-        far = np.flatnonzero(~is_near)
-        if len(far):
+        if not is_near.all():
+            far = np.flatnonzero(~is_near)
             lost = np.zeros((len(far), count), dtype=bool)
             for row, at in enumerate(far):
                 lost[row, groups[at]] = True
