@@ -86,9 +86,9 @@ def test_an_attribution_holds_what_its_plan_says(
         "method": method,
         "steps": 2 if "ig" in method else None,
     }
-    model.attribute(sites, **asked).run()  # what is found once for a model and a shape is known
-    planned = model.attribute(sites, **asked).plan().peak_bytes
-    assert taken(monkeypatch, model, sites, **asked) == pytest.approx(planned, rel=OFF)
+    for _ in range(2):  # what is found once for a model and a shape is found by the first
+        planned = model.attribute(sites, **asked).plan().peak_bytes
+        assert taken(monkeypatch, model, sites, **asked) == pytest.approx(planned, rel=OFF)
 
 
 def test_an_attribution_holds_no_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ class Work:
         behind = tuple(name for name in self.model.behind(nodes, self.targets) if name not in given)
         if relevance is not None:
             relevance.expect(nodes, behind)
-        self._expect_apart(behind)  # may compute the base
+        self._expect_apart(behind)
         is_first = self._is_one_pass and not given and isinstance(self._batch.base, InputRun)
         also = (*keep, *self._reads) if is_first else tuple(keep)
         self._tape = tape if is_first else self.base._tape()
@@ -234,7 +234,13 @@ class Work:
         """Raise GradientError where prompts read each other: their gradients cannot be told apart."""
         if self.prompts == 1 or self.model.batch_is_fixed or is_rehearsal():
             return
-        mixing = self.shape.mixing(nodes, self.read)
+        base, weights = self._batch.base, self.model.program.source_values
+        if isinstance(base, InputRun) and not base.is_computed:
+            base = InputRun(self.model, dict(base.inputs))  # what is asked once is not held after it
+        with base.trusted():
+            mixing = self.shape.mixing(
+                nodes, lambda name: weights[name] if name in weights else base.demand(name)[0]
+            )
         if mixing:
             raise GradientError(
                 f"{mixing!r} mixes the prompts of a batch, so that a gradient is not of one prompt alone. "

@@ -292,6 +292,7 @@ class PassRun(Reading):
     def __init__(self, run: InputRun, values: Mapping[str, Any]) -> None:
         super().__init__(run.model, None, run._sizes, run)
         self._run, self.values = run, values
+        self._known = {**run.model.program.source_values, **values}
 
     @property
     def world(self) -> World:
@@ -299,7 +300,7 @@ class PassRun(Reading):
         return self._run.world
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
-        known = self.values
+        known = self._known
         if all(node in known for node in nodes):
             return tuple([known[node] for node in nodes])
         return tuple(known[node] if node in known else self._run._values((node,))[0] for node in nodes)
