@@ -56,12 +56,6 @@ def _next_tokens(run: Values, top: int) -> list[Likely]:
     ]
 
 
-def next_in_words(found: Sequence[Likely]) -> str:
-    """The likeliest token of each prompt, in a line; empty where none are known."""
-    firsts = [f"{likely[0][0]!r} ({likely[0][1]:.0%})" for likely in found]
-    return f"next {'token' if len(firsts) == 1 else 'tokens'} {', '.join(firsts)}" if firsts else ""
-
-
 def shown_next(found: Sequence[Likely]) -> str:
     """The next tokens of each prompt as bars."""
     drawn = [

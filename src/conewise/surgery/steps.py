@@ -69,6 +69,10 @@ class Step(ABC):
         """The steps that it consists of in a model."""
         return (self,)
 
+    def _again(self, model: Captured) -> Program:
+        model.weights.expect_captured()
+        return self.on(model).program
+
     def operated(self, model: Captured) -> Any:
         """The model that the step makes, once its program was compared with its module."""
         model.expect_program(str(self))
@@ -259,10 +263,6 @@ class Prune(Step):
         why = f"{self.place} was pruned"
         return operation.made(name, why, lambda: self._again(model))
 
-    def _again(self, model: Captured) -> Program:
-        model.weights.expect_captured()
-        return self.on(model).program
-
     def _drop_sums(self, operation: _Operation, node: str) -> None:
         """Take out sums with what is zero now: they are the other term, where nothing else reads that."""
         program = operation.program
@@ -390,10 +390,6 @@ class Graft(Step):
         ]
         return operation.made(name, "the graft does not read it", lambda: self._again(model))
 
-    def _again(self, model: Captured) -> Program:
-        model.weights.expect_captured()
-        return self.on(model).program
-
     def _put(
         self, operation: _Operation, name: str, node: str, exported: Exported, readers: Sequence[str] | None
     ) -> str:
@@ -512,10 +508,6 @@ class Redefine(Step):
         return operation.made(
             self.what.name.rpartition(".")[2], f"{self.what} was redefined", lambda: self._again(model)
         )
-
-    def _again(self, model: Captured) -> Program:
-        model.weights.expect_captured()
-        return self.on(model).program
 
     def _expect_own(self, model: Captured, found: Located) -> None:
         """Raise SurgeryError where what is called by the place is another value than it was."""
@@ -776,10 +768,6 @@ class Compact(Step):
             lambda: self._again(model),
             model.fidelity.reasons,
         )
-
-    def _again(self, model: Captured) -> Program:
-        model.weights.expect_captured()
-        return self.on(model).program
 
     def operated(self, model: Captured) -> Any:
         """See `Step`; the outputs are compared with those of the model that has zeros."""
