@@ -12,6 +12,7 @@ import conewise as cw
 from conewise.circuits.masked_forward import Ablated, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts
+from conewise.program.rehearsal import is_rehearsal
 from tests.attributing.test_memory import OFF, Blocks
 from tests.circuits.small_models import small
 from tests.circuits.test_acdc import bert_runs
@@ -56,6 +57,28 @@ def test_worlds_of_any_model_hold_what_was_planned(name: str) -> None:
         held = taken(lambda removed=removed: forward._metric(removed, {}, 0))  # type: ignore[misc]
         assert held == pytest.approx(forward.peak_bytes(worlds), rel=OFF)
         assert held <= worlds * forward._bound
+
+
+@pytest.mark.parametrize(("name", "threshold"), [("gpt2", 0.02), ("llama", 0.1)])
+def test_a_search_holds_the_most_that_is_planned_for_one_of_its_steps(
+    name: str, threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, evaluated, planned = small(name), PrunedForward._evaluated, list[int]()
+    search = given.model.find_circuit(
+        base=given.base, source=given.source, metric=cw.logit(3), threshold=threshold
+    )
+
+    def counted(forward: PrunedForward, state: Any, own: Any) -> Any:
+        if not is_rehearsal():
+            planned.append(forward.peak_bytes(own, state))
+        return evaluated(forward, state, own)
+
+    search.run(progress=False)  # what is kept with the model is known
+    monkeypatch.setattr(PrunedForward, "_evaluated", counted)
+    assert taken(lambda: search.run(progress=False, max_memory="10MB")) == pytest.approx(
+        max(planned), rel=OFF
+    )
+    assert len(planned) > 3
 
 
 def test_a_search_holds_no_more_than_its_budget() -> None:

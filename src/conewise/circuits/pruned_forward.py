@@ -35,7 +35,7 @@ from conewise.circuits.readers import StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, Mask, ReplacedParts, mixed, mixed_by_world, wide
 from conewise.circuits.stream_parts import HeadShares
 from conewise.errors import CircuitError, MetricError
-from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
+from conewise.program.rehearsal import as_numpy, bytes_of, is_rehearsal, peak_of
 from conewise.program.tensors import brought, computing
 from conewise.program.walk import Walk
 from conewise.runs.captured import Captured
@@ -153,6 +153,11 @@ class _Stack:
     last: _Changes = field(default_factory=_Changes)
     nodes: dict[str, Tensor] = field(default_factory=dict)
     values: Numbers | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it holds."""
+        return bytes_of([*self.full.stacks, *self.last.stacks, *self.nodes.values()])
 
 
 class PrunedForward:
@@ -311,7 +316,12 @@ class PrunedForward:
         state, count = self._state if state is None else state, self.node_evaluations
         found = peak_of(lambda: self._evaluated(state, own))
         self.node_evaluations = count
-        return self._held + state.bytes + found
+        return self._kept + found
+
+    @property
+    def _kept(self) -> int:
+        """The bytes that are held while worlds are evaluated."""
+        return self._held + self._state.bytes + (0 if self._stack is None else self._stack.bytes)
 
     def _least(self) -> int:
         """The most that any world alone holds: those that lose nothing but one edge of the first stage."""
@@ -329,7 +339,7 @@ class PrunedForward:
     def _upper_bytes(self, own: Mapping[int, Mask], state: _State) -> int:
         """Return more than these worlds hold at once, with what is held for all of them."""
         worlds = len(next(iter(own.values())))
-        return self._held + state.bytes + worlds * self._bound(min(own), state.removed & ~self._there)
+        return self._kept + worlds * self._bound(min(own), state.removed & ~self._there)
 
     @property
     def few(self) -> int:
@@ -371,7 +381,7 @@ class PrunedForward:
 
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
-        many = self.most(0, self._base.removed)
+        many = 1 if len(removed) == 1 else self.most(0, self._base.removed)
         found = []
         for at in range(0, len(removed), many):
             some = removed[at : at + many]
@@ -384,6 +394,7 @@ class PrunedForward:
     def begin(self, removed: Mask) -> Numbers:
         """Let the world with edges [reader, writer] removed be the current one; its metric as [prompt]."""
         own = {stage.number: removed[None, stage.rows] for stage in self.stages}
+        self._state, self._stack = self._base, None  # before the next is made
         self._state = self._taken(self._evaluated(self._base, own), 0)
         return self._state.value
 
@@ -476,6 +487,8 @@ class PrunedForward:
                     self._finish(stage, stack, todo)
         if stack.values is None:
             stack.values = np.repeat(state.value[None], stack.worlds, 0)
+        if self._budget is not None and not is_rehearsal():
+            self._walks.rebase(self._read)  # constants for other numbers of worlds would add up
         return stack
 
     def _todo(self, stage: Stage, stack: _Stack) -> list[int]:
