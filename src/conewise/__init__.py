@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conewise.circuits.circuit import Circuit
     from conewise.circuits.circuit import evaluate_together as evaluate
     from conewise.errors import CaptureError, ConewiseError
+    from conewise.generation.sweep import writing
     from conewise.graph_sweep import sweep
     from conewise.jobs.processes import Processes
     from conewise.jobs.ray_workers import Ray
@@ -120,6 +121,7 @@ __all__ = [
     "subspace",
     "sweep",
     "tasks",
+    "writing",
 ]
 
 _NAMES_BY_HOME = {
@@ -128,6 +130,7 @@ _NAMES_BY_HOME = {
     "attributing.approximation": "compare",
     "circuits.circuit": "Circuit evaluate",
     "errors": "CaptureError ConewiseError",
+    "generation.sweep": "writing",
     "graph_sweep": "sweep",
     "jobs.processes": "Processes",
     "jobs.ray_workers": "Ray",

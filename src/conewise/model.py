@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -21,7 +21,8 @@ from conewise.circuits.acdc import find_circuit
 from conewise.circuits.features import feature_graph
 from conewise.circuits.replaced_parts import edge_facts, model_edges
 from conewise.circuits.tracing import causal_trace
-from conewise.errors import CaptureError, PromptError, describe
+from conewise.errors import ArgumentError, CaptureError, PromptError, SweepError, describe
+from conewise.generation.sweep import Writing, WritingSweep, writing
 from conewise.jobs.digests import fingerprint
 from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
@@ -161,15 +162,38 @@ class Model(Captured):
         self._capture_for(args[0] if len(args) == 1 and is_text(args[0]) else kwargs)
         return baseline(self, args, kwargs, keep)
 
+    @overload
     def sweep(
         self,
         sites: SelectorLike,
         *,
         base: Base,
         source: Any = None,
-        metric: Any,
+        metric: Any = None,
         precision: str | None = None,
-    ) -> Sweep:
+        generate: None = None,
+    ) -> Sweep: ...
+    @overload
+    def sweep(
+        self,
+        sites: SelectorLike,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any = None,
+        precision: str | None = None,
+        generate: int | Writing,
+    ) -> WritingSweep: ...
+    def sweep(
+        self,
+        sites: SelectorLike,
+        *,
+        base: Any,
+        source: Any = None,
+        metric: Any = None,
+        precision: str | None = None,
+        generate: int | Writing | None = None,
+    ) -> Sweep | WritingSweep:
         """Patch every one of `sites` in a world of its own, and read `metric` there.
 
         `base` is the run that is changed, or its inputs, or several of either; or texts, where the model was
@@ -185,7 +209,26 @@ class Model(Captured):
         another part of each. Edges of which one changes what the reader of another sees are refused: a
         reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with every
         reader live.
+
+        With `generate`, a number of tokens or `cw.writing(...)`, the model goes on writing in each world, and
+        the result is what was written: `WrittenTexts`. A metric is then a function of texts, and can be left
+        out.
         """
+        if generate is not None:
+            self._capture_for(None)
+            how = writing(generate) if isinstance(generate, int) else generate
+            if precision is not None:
+                raise ArgumentError(
+                    "`precision` is for sweeps that read logits; leave it out with `generate`."
+                )
+            return WritingSweep(
+                self, with_named(sites, self), base=base, source=source, writing=how, judge=metric
+            )
+        if metric is None:
+            raise SweepError(
+                "no metric: say what is read in each world, such as `metric=cw.logit_diff(...)`, or let each "
+                "write, `generate=20`."
+            )
         self._capture_for(base)
         return Sweep(
             self, with_named(sites, self), base=base, source=source, metric=metric, precision=precision
@@ -371,6 +414,7 @@ class Model(Captured):
         patches: Patches = (),
         *,
         pos: Positions = "all",
+        when: Callable[[int], bool] | None = None,
         tokenizer: Any = None,
         **options: Any,
     ) -> Written:
@@ -384,14 +428,15 @@ class Model(Captured):
 
         `pos="all"` patches the prompt and what is written; "new" only positions behind the prompt, so
         that the first token is not yet another. A place that names positions, counted from 0, is patched at
-        those.
+        those. With `when`, patches act in those steps alone for whose number it is true: 0 computes the
+        prompt, 1 the first token that was written, and so on.
 
         The prompt is text (several texts, of different lengths too), where the model was captured with its
         tokenizer or one is given; or token ids [batch, pos], or inputs by name.
         """
         reads = tokenizer if tokenizer is not None else getattr(self, "tokenizer", None)
         with within_memory("writing with this model"):
-            return generate(self, prompt, n, patches, pos, reads, options)
+            return generate(self, prompt, n, patches, pos, reads, when, options)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

@@ -13,20 +13,20 @@ from conewise.circuits.circuit_files import CIRCUIT
 from conewise.circuits.tracing import Trace
 from conewise.errors import SweepError
 from conewise.files import as_path, is_there
+from conewise.generation.result import TEXTS, WrittenTexts, load_texts
 from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import is_result, trace_in
 from conewise.sweeps.training import Fitted, is_fit, load_fit
 
 
 @checked
-def open(folder: str | Path) -> Result | Trace | Circuit | Fitted:  # noqa: A001 - as people say it
+def open(folder: str | Path) -> Result | Trace | Circuit | Fitted | WrittenTexts:  # noqa: A001 - as said
     """Open what `result.save(folder)` wrote: equal to it, bit for bit.
 
-    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; `Fitted` interventions; or a
-    `Circuit`, which the folder of a search holds too, and a file of a circuit (.json, .pt). It holds no
-    model. Raises SweepError
-    where the folder holds no result, or a damaged one, CircuitError for a damaged circuit; FormatError for
-    one of a newer version.
+    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; `Fitted` interventions;
+    `WrittenTexts`; or a `Circuit`, which the folder of a search holds too, and a file of a circuit (.json,
+    .pt). It holds no model. Raises SweepError where the folder holds no result, or a damaged one,
+    CircuitError for a damaged circuit; FormatError for one of a newer version.
     """
     path = as_path(folder)
     is_file = path.suffix in {".json", ".pt"} and is_there(path, Path.is_file)
@@ -34,6 +34,8 @@ def open(folder: str | Path) -> Result | Trace | Circuit | Fitted:  # noqa: A001
         return Circuit.load(path)
     if is_fit(path):
         return load_fit(path)
+    if not is_result(path) and is_there(path / TEXTS, Path.is_file):
+        return load_texts(path)
     found = load_result(path)
     if found.method:
         held = {one.name: getattr(found, one.name) for one in fields(Result)}

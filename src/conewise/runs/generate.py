@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,6 +29,9 @@ from conewise.templates import heading, shown, table
 from conewise.text.tokens import token_ids
 from conewise.threads import one_module
 
+When = Callable[[int], bool]
+"""Says in which forwards a patch acts: 0 is that of the prompt, 1 that of the first token written."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -39,6 +42,11 @@ class Step:
     stop: int
     rows: int
     prompt: int
+
+    @property
+    def number(self) -> int:
+        """The number of the forward: 0 computes the prompt, 1 the first token that was written."""
+        return max(0, self.start - self.prompt + 1)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -52,11 +60,14 @@ class StepPatch:
     """A patch at the positions that it is meant for, in whichever forward they are computed.
 
     `value` is a function of what would have been there, or a tensor: the place's part, at the positions that
-    the place names. `is_new`: where the place names none, at those behind the prompt alone.
+    the place names. `is_new`: where the place names none, at those behind the prompt alone. `when`: in those
+    forwards alone for whose number it is true.
     """
 
-    def __init__(self, place: Place, found: Located, value: Part, *, is_new: bool) -> None:
-        self.place, self.found, self.value, self.is_new = place, found, value, is_new
+    def __init__(
+        self, place: Place, found: Located, value: Part, *, is_new: bool, when: When | None = None
+    ) -> None:
+        self.place, self.found, self.value, self.is_new, self.when = place, found, value, is_new, when
         view = found.view
         self._has_sizes = any(isinstance(length, SizeRef) for length in view.lengths.values())
         lies_so = view.packing == tuple((axis,) for axis in view.axes)
@@ -66,6 +77,8 @@ class StepPatch:
     def positions(self, step: Step) -> Sequence[int]:
         """The positions of a step that are patched, counted from the start of the sequence."""
         chosen, first = self.place.part.get("pos"), step.start
+        if self.when is not None and not self.when(step.number):
+            return []
         if chosen is None:
             return range(max(first, step.prompt) if self.is_new else first, step.stop)
         if isinstance(chosen, int):
@@ -130,7 +143,7 @@ def _patched(
                 "generate called the module without `input_ids` or `inputs_embeds`, so it cannot be told "
                 "which positions it computes. Patches while it writes need one of them."
             )
-        start, (rows, length) = _past(kwargs), given.shape[:2]
+        start, (rows, length) = past_length(kwargs), given.shape[:2]
         step = Step(program, start, start + length, rows, prompt)
 
     def act(hook: Hook, own: Sequence[StepPatch], whole: Any) -> Any:
@@ -147,7 +160,7 @@ def _patched(
     return hooks_on(module, [(one.boundary, partial(act, one, own)) for one, own in patches.items()], begin)
 
 
-def _past(kwargs: Mapping[str, Any]) -> int:
+def past_length(kwargs: Mapping[str, Any]) -> int:
     """Return the number of positions that were computed before, and are in the cache."""
     cache = kwargs.get("past_key_values")
     if cache is not None and hasattr(cache, "get_seq_length"):
@@ -255,17 +268,11 @@ def generate(
     patches: Patches,
     pos: Positions,
     tokenizer: Any,
+    when: When | None,
     options: Any,
 ) -> Written:
     """Write up to `n` tokens behind a prompt, with patches; see `Model.generate`."""
-    model.expect_program("generate")
-    model.weights.expect_captured()
-    module: Any = model.module
-    if not callable(getattr(module, "generate", None)):
-        raise CaptureError(
-            f"{model.name} has no `generate` of its own, as Hugging Face's language models have. Write a "
-            "loop over `model.run(...)`, and patch a fork of each run."
-        )
+    module = expect_writes(model)
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         raise CaptureError(
             f"{model.name} reads with an encoder and writes with a decoder: which positions a patch is meant "
@@ -282,7 +289,7 @@ def generate(
     options = dict(options)
     if isinstance(prompt, Tensor) and "attention_mask" in options:
         prompt = {"input_ids": prompt, "attention_mask": options.pop("attention_mask")}
-    given = _inputs(model, prompt, tokenizer)
+    given = prompt_inputs(model, prompt, tokenizer)
     if twice := sorted(given.keys() & options.keys()):
         raise InputMismatchError(
             f"{twice[0]!r} is part of the prompt, and an option too; leave out the option."
@@ -303,7 +310,7 @@ def generate(
             "the left, or give texts, which are padded so."
         )
     made = [
-        _patch(model, place, value, is_new=pos == "new")
+        step_patch(model, place, value, is_new=pos == "new", when=when)
         for at, value in _pairs(patches)
         for place in model.each_call([as_place(at)])
     ]
@@ -314,20 +321,20 @@ def generate(
             "another token in each. Give one prompt at a time, or leave out pos."
         )
     for patch in made:
-        _expect_reached(patch.place, length + n - 1)
-    hooks = _hooks(model, made)
+        expect_reached(patch.place, length + n - 1)
+    hooks = hooks_for(model, made)
     by_hook: dict[Hook, list[StepPatch]] = {}
     for patch in made:
         hook = hooks[patch.found.node]
-        by_hook.setdefault(hook, []).append(patch if hook.shape is None else _as_shown(model, patch))
+        by_hook.setdefault(hook, []).append(patch if hook.shape is None else as_shown(model, patch))
     with (
-        _refusing_options(options),
+        refusing_options(options),
         one_module(),
         _patched(module, model.program, length, by_hook),
         eager(module),
-        _naming_dtypes(module),
+        naming_dtypes(module),
     ):
-        returned = module.generate(**given, **{**_defaults(module), **options, "max_new_tokens": n})
+        returned = module.generate(**given, **{**decoding_defaults(module), **options, "max_new_tokens": n})
     ids = returned if isinstance(returned, Tensor) else returned.sequences
     texts = None
     if tokenizer is not None:
@@ -335,8 +342,21 @@ def generate(
     return Written(ids, length, texts, returned)
 
 
+def expect_writes(model: Captured) -> Any:
+    """Return the module of a model that can write. Raises CaptureError where it has no `generate`."""
+    model.expect_program("generate")
+    model.weights.expect_captured()
+    module: Any = model.module
+    if not callable(getattr(module, "generate", None)):
+        raise CaptureError(
+            f"{model.name} has no `generate` of its own, as Hugging Face's language models have. Write a "
+            "loop over `model.run(...)`, and patch a fork of each run."
+        )
+    return module
+
+
 @contextmanager
-def _refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
+def refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
     """Tell of options that the module's `generate` itself refuses, which it does by bare errors."""
     try:
         yield
@@ -358,7 +378,7 @@ def _refusing_options(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _naming_dtypes(module: Any) -> Iterator[None]:
+def naming_dtypes(module: Any) -> Iterator[None]:
     """Name the dtypes of a module that has several, where it raises since they do not go together."""
     try:
         yield
@@ -373,7 +393,7 @@ def _naming_dtypes(module: Any) -> Iterator[None]:
         ) from error
 
 
-def _defaults(module: Any) -> dict[str, Any]:
+def decoding_defaults(module: Any) -> dict[str, Any]:
     """Greedy; and a token to pad with where the model names none, which `generate` would say each time."""
     config = getattr(module, "generation_config", None)
     found: dict[str, Any] = {"do_sample": False}
@@ -383,7 +403,7 @@ def _defaults(module: Any) -> dict[str, Any]:
     return found
 
 
-def _inputs(model: Captured, prompt: Any, tokenizer: Any) -> dict[str, Any]:
+def prompt_inputs(model: Captured, prompt: Any, tokenizer: Any) -> dict[str, Any]:
     """The prompt as the module's `generate` takes it: token ids, and a mask."""
     if isinstance(prompt, Tensor):
         given: dict[str, Any] = {"input_ids": prompt}
@@ -457,7 +477,9 @@ def _pairs(patches: Patches) -> list[tuple[PlaceLike, Any]]:
     return [(one, value) for at, value in found for one in (at if isinstance(at, Places) else (at,))]
 
 
-def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPatch:
+def step_patch(
+    model: Captured, place: Place, value: Any, *, is_new: bool, when: When | None = None
+) -> StepPatch:
     """A patch of a model that writes. Raises PatchError where it is not said what stands where."""
     found = model.locate(place)
     if found.result is not None or "pos" not in found.view.axes:
@@ -479,10 +501,10 @@ def _patch(model: Captured, place: Place, value: Any, *, is_new: bool) -> StepPa
             "would be another position in each step. For what is written, leave out pos and say "
             "pos='new'."
         )
-    return StepPatch(place, found, _value(model, place, found, value), is_new=is_new)
+    return StepPatch(place, found, _value(model, place, found, value), is_new=is_new, when=when)
 
 
-def _expect_reached(place: Place, count: int) -> None:
+def expect_reached(place: Place, count: int) -> None:
     """Raise PatchError where a place names positions that none of so many is."""
     pos = place.part.get("pos")
     first = pos.start if isinstance(pos, slice) else pos if isinstance(pos, int | None) else max(pos)
@@ -493,7 +515,7 @@ def _expect_reached(place: Place, count: int) -> None:
         )
 
 
-def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
+def as_shown(model: Captured, patch: StepPatch) -> StepPatch:
     """The patch of a value that the module shows in another shape: with a dimension for each of its axes."""
     view, known = patch.found.view, model.program.dimensions
     axes = tuple(axis for packed in view.packing for axis in packed)
@@ -504,7 +526,7 @@ def _as_shown(model: Captured, patch: StepPatch) -> StepPatch:
     ):
         raise _unshown(model, patch.place)
     found = replace(patch.found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
-    return StepPatch(patch.place, found, patch.value, is_new=patch.is_new)
+    return StepPatch(patch.place, found, patch.value, is_new=patch.is_new, when=patch.when)
 
 
 def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
@@ -559,7 +581,7 @@ def _fixed(place: Place, found: Located, value: Tensor) -> Tensor:
     return value
 
 
-def _hooks(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Hook]:
+def hooks_for(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Hook]:
     """Find the hooks at which the module shows the patched nodes: once, on the example; they are kept."""
     known: dict[str, Hook] = vars(model).setdefault("_hooks", {})
     wanted = [node for node in dict.fromkeys(patch.found.node for patch in patches) if node not in known]

@@ -1,0 +1,550 @@
+"""Many worlds write together: one pass of the module for each new token, with a row for each that differs.
+
+A world is a text that is being written with the patches of one cell. Worlds that wrote the same so far differ
+behind their first patch only, so each layer computes and caches one row for all that cannot differ there. A
+text that diverges gets rows of its own, in every layer; one that has ended leaves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+
+from conewise.checks.hooking import Boundary, Hook, hooks_on
+from conewise.errors import CaptureError, PatchError
+from conewise.program.records import ModuleCall, Program
+from conewise.runs.generate import Step, StepPatch
+
+Numbers = NDArray[np.int64]
+PROBED = ((2, 4), (3, 4))
+"""Rows and tokens of the forwards that show which tensors between layers have a row for each text."""
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellPatch:
+    """A patch of one cell: the hook at which the module shows the value, and the patch in each prompt.
+
+    `of` makes the patch for a prompt of so many tokens.
+    """
+
+    hook: Hook
+    of: Callable[[int], StepPatch]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of any lengths, padded in front: tokens and a mask, [prompt, column]."""
+
+    ids: Tensor
+    mask: Tensor
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each."""
+        return [int(length) for length in self.mask.sum(1)]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Tokens that were written, [cell, prompt, n], and their log probabilities; -1 and NaN behind the end.
+
+    Row 0 is the unpatched text. `layer_rows` counts rows of layers that were computed: [step], the prompt's
+    step in positions.
+    """
+
+    tokens: Numbers
+    log_probs: NDArray[np.float64]
+    layer_rows: tuple[int, ...]
+
+
+# -- which layers there are ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a decoder, by path, and the tensors between them that have a row for each text.
+
+    With no `paths`, rows cannot be shared. `before` are the modules that begin in front of the first layer.
+    `cached` is the bytes that the cache takes for one token of one row, in all layers.
+    """
+
+    paths: tuple[str, ...] = ()
+    per_row: frozenset[str] = frozenset()
+    before: frozenset[str] = frozenset()
+    cached: int = 0
+
+    def level(self, boundary: Boundary) -> int:
+        """The number of the first layer that sees what is patched there; those behind the last, the last."""
+        path, last = boundary.call.path, len(self.paths)
+        for number, layer in enumerate(self.paths):
+            if path == layer:
+                return number + boundary.is_output
+            if path.startswith(f"{layer}."):
+                return number
+        holds_layers = not path or any(layer.startswith(f"{path}.") for layer in self.paths)
+        if holds_layers:
+            return last if boundary.is_output else 0
+        return 0 if path in self.before else last
+
+
+@torch.no_grad()
+def layers_of(module: Any) -> Layers:
+    """Find the layers of a module by two small forwards; none where rows cannot be told apart for certain."""
+    lists = [
+        (name, found)
+        for name, found in module.named_modules()
+        if isinstance(found, nn.ModuleList) and len(found) and len(set(map(type, found))) == 1
+    ]
+    for name, found in sorted(lists, key=lambda one: -sum(p.numel() for p in one[1].parameters())):
+        paths = tuple(f"{name}.{number}" for number in range(len(found)))
+        seen = [_probe(module, paths, rows, length) for rows, length in PROBED]
+        if all(one is not None for one in seen):
+            layers = _compared(paths, [one for one in seen if one is not None])
+            if layers is not None:
+                return layers
+    cache = _forward(module, *PROBED[0]).get("past_key_values")
+    return Layers(cached=_bytes_of(cache) // (PROBED[0][0] * PROBED[0][1]))
+
+
+@dataclass
+class _Seen:
+    """What a forward showed: its rows, the tensors that each layer got, and the bytes of the cache."""
+
+    rows: int
+    before: list[str] = field(default_factory=list)
+    given: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+    is_chain: bool = True
+    output: Tensor | None = None
+    cached: int = 0
+
+
+def _forward(module: Any, rows: int, length: int) -> Any:
+    device = next(module.parameters()).device
+    ids = (torch.arange(rows * length, device=device) % 7 + 1).reshape(rows, length)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    return module(**inputs_for(module, ids, mask, None))
+
+
+def _probe(module: Any, paths: Sequence[str], rows: int, length: int) -> _Seen | None:
+    """Look at one forward; None where the layers are not called once each, one behind another."""
+    seen = _Seen(rows)
+
+    def enter(whole: Any) -> None:
+        leaves, _ = _leaves(whole)
+        tensors = {keystr(at): leaf for at, leaf in leaves if isinstance(leaf, Tensor)}
+        first = next(iter(tensors.values()), None)
+        if seen.given:
+            seen.is_chain &= first is not None and first is seen.output
+        seen.given.append({at: tuple(one.shape) for at, one in tensors.items()})
+
+    def leave(whole: Any) -> None:
+        seen.output = (
+            whole
+            if isinstance(whole, Tensor)
+            else next((one for one in whole if isinstance(one, Tensor)), None)
+        )
+
+    def begin(path: str, _: Any) -> None:
+        if not seen.given:
+            seen.before.append(path)
+
+    hooks: list[tuple[Boundary, Callable[[Any], Any]]] = []
+    for path in paths:
+        hooks += [(_boundary(path), enter), (_boundary(path, is_output=True), leave)]
+    inside = tuple(f"{path}." for path in paths)
+    for path, _ in module.named_modules():
+        if path and path not in paths and not path.startswith(inside):
+            hooks.append((_boundary(path), partial(begin, path)))
+    try:
+        with hooks_on(module, hooks):
+            found = _forward(module, rows, length)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return None
+    cache = found.get("past_key_values")
+    held = getattr(cache, "layers", None)
+    if held is None or len(held) != len(paths) or not all(hasattr(one, "reorder_cache") for one in held):
+        return None
+    seen.cached = _bytes_of(cache) // (rows * length)
+    return seen if seen.is_chain and len(seen.given) == len(paths) else None
+
+
+def _leaves(whole: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The arguments of a call, by way; a cache is one of them, whatever it holds."""
+    return tree_flatten_with_path(whole, is_leaf=lambda one: not isinstance(one, tuple | list | dict))
+
+
+def _split(value: Tensor, rows: int) -> Tensor:
+    """A value whose first dimension holds rows one behind another, with a dimension for them."""
+    return value.reshape(rows, -1, *value.shape[1:])
+
+
+def _boundary(path: str, *, is_output: bool = False) -> Boundary:
+    return Boundary(ModuleCall(path, 0), is_output)
+
+
+def _bytes_of(cache: Any) -> int:
+    held = (value for one in getattr(cache, "layers", ()) for value in vars(one).values())
+    return sum(value.nbytes for value in held if isinstance(value, Tensor))
+
+
+def _compared(paths: tuple[str, ...], seen: Sequence[_Seen]) -> Layers | None:
+    """The tensors that have a row for each text; None where some grow with the rows in another way."""
+    few, many = seen
+    per_row: set[str] = set()
+    for one, other in zip(few.given, many.given, strict=True):
+        if one.keys() != other.keys():
+            return None
+        for at, shape in one.items():
+            if shape == other[at]:
+                continue
+            if shape[0] != few.rows or other[at] != (many.rows, *shape[1:]):
+                return None
+            per_row.add(at)
+    return Layers(paths, frozenset(per_row), frozenset(few.before), few.cached)
+
+
+def inputs_for(module: Any, ids: Tensor, mask: Tensor, cache: Any) -> dict[str, Any]:
+    """The arguments of a forward over tokens that are not yet in the cache; the mask is for all."""
+    known = _parameters(module)
+    given = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "past_key_values": cache,
+        "use_cache": True,
+        "return_dict": True,
+    }
+    if "position_ids" in known:
+        at = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        given["position_ids"] = at[:, -ids.shape[1] :]
+    if "logits_to_keep" in known:
+        given["logits_to_keep"] = 1
+    return given
+
+
+def _parameters(module: Any) -> Mapping[str, Any]:
+    return inspect.signature(module.forward).parameters
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The rows that a layer computes: `of` has each world's row, `by` the world that stands for a row."""
+
+    of: Numbers
+    by: Numbers
+
+    def __len__(self) -> int:
+        return len(self.by)
+
+
+def _levels(texts: Numbers, cells: Numbers, first: Numbers, count: int) -> list[_Level]:
+    """The rows of each level: one for all that wrote the same text and are not patched in front of it."""
+    found = []
+    for level in range(count):
+        _, by, of = np.unique(
+            texts * (len(first) + 1) + np.where(first[cells] <= level, cells + 1, 0),
+            return_index=True,
+            return_inverse=True,
+        )
+        found.append(_Level(of.reshape(-1), by))
+    return found
+
+
+class _Worlds:
+    """The worlds that still write: their cells, prompts and texts, and the rows of each level."""
+
+    def __init__(self, prompts: Prompts, first: Sequence[int], levels: int) -> None:
+        texts = len(prompts.ids)
+        self.first, self._count = np.array(first, dtype=np.int64), levels
+        self.cells = np.repeat(np.arange(len(first), dtype=np.int64), texts)
+        self.prompts = np.tile(np.arange(texts, dtype=np.int64), len(first))
+        self.texts = self.prompts.copy()
+        self.levels = _levels(self.texts, self.cells, self.first, levels)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def go_on(self, tokens: Numbers, is_writing: NDArray[np.bool_]) -> list[Tensor | None]:
+        """Let worlds go on with tokens, or leave; the old row of each new one, by level. None: as it is."""
+        before, left = self.levels, np.flatnonzero(is_writing)
+        _, texts = np.unique(np.stack([self.texts, tokens])[:, left], axis=1, return_inverse=True)
+        self.cells, self.prompts = self.cells[left], self.prompts[left]
+        self.texts = texts.reshape(-1).astype(np.int64)
+        self.levels = _levels(self.texts, self.cells, self.first, self._count)
+        return [_index(old.of[left[new.by]], len(old)) for old, new in zip(before, self.levels, strict=True)]
+
+    def between(self, level: int, of: int) -> Tensor | None:
+        """Return the row at level `of` that each row at a later level comes from; None: the same."""
+        return _index(self.levels[of].of[self.levels[level].by], len(self.levels[of]))
+
+
+def _index(rows: Numbers, count: int) -> Tensor | None:
+    is_same = len(rows) == count and bool((rows == np.arange(count)).all())
+    return None if is_same else torch.from_numpy(rows)
+
+
+# -- the loop --------------------------------------------------------------------------------------
+
+
+class Decoding:
+    """Writes the texts of cells: each is a list of patches, and the unpatched text comes first.
+
+    `seed` starts the random numbers of each text, as if it was written alone.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        program: Program,
+        layers: Layers,
+        prompts: Prompts,
+        cells: Sequence[Sequence[CellPatch]],
+        n: int,
+        seed: int,
+    ) -> None:
+        self.module, self._program, self.layers, self.prompts, self.n = module, program, layers, prompts, n
+        self._every = [[], *cells]
+        self.last = len(layers.paths)
+        first = [min((self._level(one) for one in own), default=self.last + 1) for own in self._every]
+        self.worlds = _Worlds(prompts, first, self.last + 1)
+        self._lengths, self._seed = prompts.lengths, seed
+        self._width = prompts.ids.shape[1]
+        self.layer_rows: list[int] = []
+        self._step = 0
+        self._generators: dict[tuple[int, int], torch.Generator] = {}
+
+    def _level(self, patch: CellPatch) -> int:
+        return self.layers.level(patch.hook.boundary) if self.layers.paths else 0
+
+    def run(self, options: Mapping[str, Any]) -> Texts:
+        """Write, by the module's own `generate` with its options."""
+        rows = torch.from_numpy(self.worlds.levels[0].by)
+        prompt = torch.from_numpy(self.worlds.prompts)[rows].to(self.prompts.ids.device)
+        with hooks_on(self.module, self._actions()):
+            found: Texts = self.module.generate(
+                input_ids=self.prompts.ids[prompt],
+                attention_mask=self.prompts.mask[prompt],
+                custom_generate=self._loop,
+                **{**options, "max_new_tokens": self.n, "use_cache": True},
+            )
+        return found
+
+    def _loop(
+        self,
+        module: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **given: Any,
+    ) -> Texts:
+        """Write token after token; what `generate` calls in place of its own loop."""
+        cache, worlds, device = given.get("past_key_values"), self.worlds, input_ids.device
+        if cache is None or not hasattr(cache, "reorder_cache"):
+            raise CaptureError(
+                f"{type(module).__name__} writes with {type(cache).__name__ if cache else 'no cache'}, whose "
+                "rows cannot be told apart. Texts are swept over models with a cache of keys and values; "
+                "write one text at a time with `model.generate`."
+            )
+        shape = (len(self._every), len(self.prompts.ids), self.n)
+        tokens, log_probs = np.full(shape, -1, dtype=np.int64), np.full(shape, np.nan)
+        # What each world was given and wrote, [world, column]; those that have ended leave.
+        ids = self.prompts.ids[torch.from_numpy(worlds.prompts).to(device)]
+        mask = self.prompts.mask[torch.from_numpy(worlds.prompts).to(device)]
+        fresh = ids
+        for step in range(self.n):
+            self._step = step
+            top = torch.from_numpy(worlds.levels[0].by).to(device)
+            lasting = sum(map(len, worlds.levels[: self.last or 1]))
+            self.layer_rows.append(lasting * fresh.shape[1])
+            outputs = module(**inputs_for(module, fresh[top], mask[top], cache))
+            logits = outputs.logits[:, -1].float()
+            del outputs
+            chosen, said = self._chosen(logits, ids, logits_processor, generation_config.do_sample)
+            ids = torch.cat([ids, chosen[:, None]], 1)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            fresh = chosen[:, None]
+            now = chosen.cpu().numpy()
+            tokens[worlds.cells, worlds.prompts, step] = now
+            log_probs[worlds.cells, worlds.prompts, step] = said.double().cpu().numpy()
+            is_writing = self._is_writing(ids, stopping_criteria)
+            if not is_writing.any() or step == self.n - 1:
+                break
+            kept = torch.from_numpy(np.flatnonzero(is_writing)).to(device)
+            rows = worlds.go_on(now, is_writing)
+            if len(kept) < len(ids):
+                ids, mask, fresh = ids[kept], mask[kept], fresh[kept]
+            self._reorder(cache, rows, device)
+        return Texts(tokens, log_probs, tuple(self.layer_rows))
+
+    def _chosen(self, logits: Tensor, ids: Tensor, processors: Any, do_sample: bool) -> tuple[Tensor, Tensor]:
+        """The next token of each world, and its log probability."""
+        level, device = self.worlds.levels[-1], logits.device
+        of, by = (torch.from_numpy(one).to(device) for one in (level.of, level.by))
+        scores = logits
+        if len(processors):
+            # Each text by itself, without the padding in front of it, as if it was written alone.
+            scores = torch.empty_like(logits)
+            at = defaultdict(list)
+            for row, world in enumerate(level.by):
+                at[self._lengths[self.worlds.prompts[world]]].append(row)
+            for length, rows in at.items():
+                some = torch.tensor(rows, device=device)
+                own = ids[by[some], self._width - length :]
+                scores[some] = processors(own, logits[some]).to(scores.dtype)
+        if do_sample:
+            share = torch.softmax(scores, -1)
+            drawn = [
+                torch.multinomial(share[row], 1, generator=self._generator(world, device))
+                for world, row in enumerate(level.of)
+            ]
+            chosen = torch.cat(drawn)
+        else:
+            chosen = scores.argmax(-1)[of]
+        said = torch.log_softmax(logits, -1)
+        return chosen, said[of, chosen]
+
+    def _generator(self, world: int, device: torch.device) -> torch.Generator:
+        key = int(self.worlds.cells[world]), int(self.worlds.prompts[world])
+        if key not in self._generators:
+            self._generators[key] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[key]
+
+    def _is_writing(self, ids: Tensor, criteria: Any) -> NDArray[np.bool_]:
+        """Which worlds go on: each that wrote the same is asked once, without the padding in front."""
+        found = np.ones(len(self.worlds), dtype=bool)
+        for length in set(self._lengths):
+            own = np.flatnonzero(np.array(self._lengths)[self.worlds.prompts] == length)
+            if len(own):
+                rows = torch.from_numpy(own).to(ids.device)
+                is_done = criteria(ids[rows, self._width - length :], None)
+                found[own] = ~is_done.cpu().numpy()
+        return found
+
+    def _reorder(self, cache: Any, rows: Sequence[Tensor | None], device: torch.device) -> None:
+        """Give each layer's cache the rows that it has from now on."""
+        if not self.layers.paths:
+            if rows[0] is not None:
+                cache.reorder_cache(rows[0].to(device))
+            return
+        for layer, index in zip(cache.layers, rows, strict=False):
+            if index is not None:
+                layer.reorder_cache(index.to(device))
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def _actions(self) -> list[tuple[Boundary, Callable[[Any], Any]]]:
+        """What acts in each forward: rows are selected in front of layers, then patches act."""
+        found: list[tuple[Boundary, Callable[[Any], Any]]] = []
+        by_hook: dict[Hook, list[tuple[int, CellPatch]]] = defaultdict(list)
+        for cell, own in enumerate(self._every):
+            for patch in own:
+                by_hook[patch.hook].append((cell, patch))
+        behind: dict[str, list[tuple[int, CellPatch]]] = defaultdict(list)
+        for hook in list(by_hook):
+            boundary = hook.boundary
+            if boundary.is_output and boundary.call.path in self.layers.paths:
+                behind[boundary.call.path] += by_hook.pop(hook)
+        paths = self.layers.paths
+        for level, path in enumerate(paths[1:], start=1):
+            found.append((_boundary(path), partial(self._enter, level, behind[paths[level - 1]])))
+        if paths:
+            act = partial(self._leave, len(paths), behind[paths[-1]])
+            found.append((_boundary(paths[-1], is_output=True), act))
+        for hook, patches in by_hook.items():
+            level = self.layers.level(hook.boundary) if paths else 0
+            found.append((hook.boundary, partial(self._act, hook, level, patches)))
+        return found
+
+    def _enter(self, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+        """Select the rows of a layer from those of the one before, and patch what that one put out."""
+        rows, top = self.worlds.between(level, level - 1), self.worlds.between(level, 0)
+        if rows is None and top is None and not patches:
+            return None
+        leaves, shape = _leaves(whole)
+        values = [leaf for _, leaf in leaves]
+        hidden = next(number for number, leaf in enumerate(values) if isinstance(leaf, Tensor))
+        for number, (at, leaf) in enumerate(leaves):
+            if (
+                number != hidden
+                and isinstance(leaf, Tensor)
+                and top is not None
+                and keystr(at) in self._per_row
+            ):
+                values[number] = leaf if leaf.shape[0] == 1 else leaf[top.to(leaf.device)]
+        new = values[hidden] if rows is None else values[hidden][rows.to(values[hidden].device)]
+        values[hidden] = self._patched(new, level, patches)
+        return tree_unflatten(values, shape)
+
+    @property
+    def _per_row(self) -> frozenset[str]:
+        return self.layers.per_row
+
+    def _leave(self, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+        """Select the rows behind the last layer from its own, and patch what it put out."""
+        rows = self.worlds.between(level, level - 1)
+        if rows is None and not patches:
+            return None
+        value = whole if isinstance(whole, Tensor) else whole[0]
+        new = self._patched(value if rows is None else value[rows.to(value.device)], level, patches)
+        return new if isinstance(whole, Tensor) else type(whole)((new, *whole[1:]))
+
+    def _act(self, hook: Hook, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+        value = hook.read(whole)
+        if not isinstance(value, Tensor):
+            raise PatchError(
+                f"generate calls {str(hook.boundary.call)!r} otherwise than it was captured, and what is "
+                "patched there is no tensor. Capture the module as generate calls it."
+            )
+        new = self._patched(value, level, patches)
+        return None if new is value else hook.replaced(whole, new)
+
+    def _patched(self, value: Tensor, level: int, patches: Sequence[tuple[int, CellPatch]]) -> Tensor:
+        """A value with the patches of all cells in it, each in its own rows."""
+        worlds, rows = self.worlds, self.worlds.levels[level]
+        cells, lengths = worlds.cells[rows.by], np.array(self._lengths)[worlds.prompts[rows.by]]
+        new = value
+        for cell, patch in patches:
+            own = np.flatnonzero((cells == cell) & (self.worlds.first[cell] <= level))
+            for length in np.unique(lengths[own]):
+                some = own[lengths[own] == length]
+                step_patch, step = patch.of(int(length)), self._step_of(int(length), len(some))
+                if not step_patch.positions(step):
+                    continue
+                at = torch.from_numpy(some).to(value.device)
+                each, rest = divmod(value.shape[0], len(rows))
+                if rest:
+                    raise PatchError(
+                        f"{step_patch.place} has no dimension for the texts in front, so that texts cannot "
+                        "be patched apart. Patch another place, or one text at a time with `model.generate`."
+                    )
+                before = new if each == 1 else _split(new, len(rows))
+                part = before[at] if each == 1 else before[at].flatten(0, 1)
+                changed = step_patch.applied(part, step)
+                if new is value:
+                    new = value.clone()
+                target = new if each == 1 else _split(new, len(rows))
+                target[at] = changed if each == 1 else _split(changed, len(some))
+        return new
+
+    def _step_of(self, length: int, rows: int) -> Step:
+        """The positions of this forward, counted from the first token of a prompt of that length."""
+        width, gap = self._width, self._width - length
+        start, stop = (0, width) if self._step == 0 else (width + self._step - 1, width + self._step)
+        return Step(self._program, start - gap, stop - gap, rows, length)
