@@ -82,7 +82,7 @@ class WrittenTexts:
         ids, said = numbers[:, 0].transpose(1, 2).long(), numbers[:, 1].transpose(1, 2)
         tokenizer = sweep.model.tokenizer
         rows = [[[token for token in text if token >= 0] for text in world] for world in ids.tolist()]
-        spreads = sweep.asked.spreads
+        spreads = sweep.spreads
         if len(spreads) == 1:
             axes = spreads[0].axes
             along = {axis: spreads[0].labels_of(number) for number, axis in enumerate(axes)}

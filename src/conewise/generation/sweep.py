@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conewise.anatomy.padding import has_mask
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
-from conewise.anatomy.selectors import SelectorLike
+from conewise.anatomy.selectors import SelectorLike, Sources, as_selectors, with_sources
 from conewise.arguments import as_bytes, checked, expect, shown_bytes
 from conewise.errors import BudgetError, CaptureError, InputMismatchError, PatchError, SweepError
 from conewise.generation.decoding import CellPatch, Decoding, Layers, Prompts, Texts, inputs_for, layers_of
 from conewise.generation.result import WrittenTexts
+from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import identified
 from conewise.jobs.job import BatchPlan, Computed, Computing, Job, JobRun, run_job
 from conewise.jobs.runnable import How, Runnable
@@ -43,11 +43,15 @@ from conewise.runs.generate import (
     refusing_options,
     step_patch,
 )
+from conewise.runs.interventions import OwnSources, as_intervention
 from conewise.runs.metrics import logit
+from conewise.runs.spreading import spread
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
-from conewise.sweeps.planning.spec import StoredCut
-from conewise.sweeps.sweep import Sweep
+from conewise.sweeps.planning.patching import axis_lengths
+from conewise.sweeps.planning.planner import facts_of
+from conewise.sweeps.planning.spec import StoredCut, SweepSpec
+from conewise.sweeps.storage.provenance import Given, provenance
 from conewise.templates import aligned, heading, shown, table
 from conewise.threads import Turn, one_module, one_thread
 
@@ -90,10 +94,10 @@ def writing(
     """Options of texts in a sweep: `model.sweep(..., generate=cw.writing(20, do_sample=True))`.
 
     Each writes up to `n` tokens, greedily unless `options` say otherwise: those of the module's own
-    `generate` (`do_sample`, `temperature`, `top_k`, `repetition_penalty`, `stop_strings`, ...). A text that is
-    sampled has random numbers of its own, begun with `seed`: it is what the same world writes alone
-    after `torch.manual_seed(seed)`. `pos` and `when` are those of `Model.generate`: "new" patches no position
-    of the prompt, and `when=lambda step: step < 5` no step from the fifth written token on.
+    `generate` (`do_sample`, `temperature`, `top_k`, `stop_strings`, ...). A text that is sampled has random
+    numbers of its own, begun with `seed`: it is what the same world writes alone after
+    `torch.manual_seed(seed)`. `pos` and `when` are those of `Model.generate`: "new" patches no position of
+    the prompt, and `when=lambda step: step < 5` no step from the fifth written token on.
     """
     if n < 1:
         raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
@@ -199,7 +203,7 @@ class WritingSweep(Runnable[WrittenTexts]):
                 "that do both with one stack."
             )
         self.model, self.writing, self.judge, self.base = model, writing, judge, base
-        self._given_source = source
+        self.source = source
         reads = model.tokenizer
         if "stop_strings" in writing.options and reads is None:
             raise InputMismatchError(
@@ -214,38 +218,44 @@ class WritingSweep(Runnable[WrittenTexts]):
                 "on the left, or give texts, which are padded so."
             )
         self.prompts = Prompts(ids, mask)
-        self.is_one = isinstance(base, str) or len(ids) == 1
-        self.asked = Sweep(
-            model,
-            sites,
-            base=[self._alone(row, length) for row, length in enumerate(self.prompts.lengths)],
-            source=source,
-            metric=logit(0),
-        )
-        self.cells = self.asked.cells
+        lengths = sorted({*self.prompts.lengths})
+        self.own, self.selectors = OwnSources(model), as_selectors(sites)
+        if isinstance(source, Sources):
+            self.selectors, self.source = with_sources(self.selectors, source), None
+        found = spread(self.selectors, model, [self._lengths(own) for own in lengths], self.own.sourced)
+        self.spreads, self.cells, self._found = found.spreads, found.cells, found
+        bare = (place for cell in self.cells for place in cell.places if not isinstance(place, SourcedPlace))
+        if self.source is None and (place := next(bare, None)) is not None:
+            raise SweepError(
+                f"no source for {place}: give the sweep one, `source=cw.add(...)`, or each cell its own, "
+                "`cw.cell(place, source=...)`."
+            )
         self.patches = [[self._patch(place) for place in model.each_call(cell.places)] for cell in self.cells]
 
-    def _alone(self, row: int, length: int) -> dict[str, Tensor]:
-        """The inputs of one prompt, without padding."""
-        ids = self.prompts.ids[row : row + 1, -length:]
-        return {
-            "input_ids": ids,
-            **({"attention_mask": torch.ones_like(ids)} if has_mask(self.model.program) else {}),
-        }
+    def _lengths(self, length: int) -> Callable[[Any], dict[str, int]]:
+        """The lengths of a site's axes in a prompt of so many tokens; its module may never have seen one."""
+        example = self.model.signature.example
+        shape = facts_of(self.model).shape(self.model.signature.bind(example.args, example.kwargs))
+        changed = dict.fromkeys(("pos", "query_pos", "key_pos"), length)
+
+        def lengths(located: Any) -> dict[str, int]:
+            found = axis_lengths(located, shape)
+            return {axis: changed.get(axis, own) for axis, own in found.items()}
+
+        return lengths
 
     def value_of(self, place: Place) -> tuple[Place, Any]:
         """A place, and what is put there."""
         if isinstance(place, EdgePlace):
             raise PatchError(f"{place} is an edge, which is patched in runs; texts are swept over sites.")
         if not isinstance(place, SourcedPlace):
-            return place, self._given_source
-        own = self.asked.own
-        return Place(place.name, place.layer, place.stack, place.part), own.given[place.number]
+            return place, self.source
+        return Place(place.name, place.layer, place.stack, place.part), self.own.given[place.number]
 
     def _patch(self, given: Place) -> CellPatch:
         """The patch of a place, for prompts of each length."""
         place, value = self.value_of(given)
-        made = {length: self._step_patch(place, value, length) for length in set(self.prompts.lengths)}
+        made = {length: self._step_patch(place, value, length) for length in {*self.prompts.lengths}}
         first = next(iter(made.values()))
         hook = hooks_for(self.model, [first])[first.found.node]
         if hook.shape is not None:
@@ -395,16 +405,16 @@ class WritingSweep(Runnable[WrittenTexts]):
 
     def request(self, weights: Any) -> Request:
         """Return what identifies the sweep, for a store."""
-        own: Request = self.asked._stored(weights)
         names = ["unpatched", *(cell.name for cell in self.cells)]
-        return replace(
-            own,
-            cells=len(names),
-            batches=1,
-            provenance=lambda: {**own.provenance(), "generate": self.writing.identity()},
-            order=lambda: names,
-            kind="sweep over texts",
-        )
+        spec = SweepSpec(self._found.places, self._found.names, (logit(0),))
+        given = {"input_ids": self.prompts.ids, "attention_mask": self.prompts.mask}
+        own = [] if self.source is None else [as_intervention(self.source, self.model)]
+
+        def identity() -> dict[str, Any]:
+            about = provenance(self.model, spec, Given((), [*self.own, *own]), weights, strict=True)
+            return {**about, "prompts": inputs_digest(given), "generate": self.writing.identity()}
+
+        return Request(len(names), 1, identity, lambda: names, self.prompts.ids.device, "sweep over texts")
 
     def __repr__(self) -> str:
         return (
@@ -499,9 +509,9 @@ class WritingJob(Job[WrittenTexts]):
         sweep = self.sweep
         return WritingComputing.of, {
             "kind": type(sweep),
-            "sites": sweep.asked.selectors,
+            "sites": sweep.selectors,
             "base": {"input_ids": sweep.prompts.ids, "attention_mask": sweep.prompts.mask},
-            "source": sweep._given_source,
+            "source": sweep.source,
             "writing": sweep.writing,
         }
 

@@ -446,7 +446,7 @@ class Store(Recorder):
         except (ValueError, OverflowError) as error:
             raise self._damaged(f"the plan of batch {batch} cannot be read ({error})") from None
         is_cut = min(plan.chunks, default=0) > 0 and sum(plan.chunks) == self._worlds
-        if plan.evaluator not in {"serial", "wavefront", "gradients"} or not is_cut:
+        if plan.evaluator not in {"serial", "wavefront", "gradients", "texts"} or not is_cut:
             raise self._damaged(f"the plan of batch {batch} is not one of {self._worlds} worlds")
         return plan
 
