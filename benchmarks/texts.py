@@ -1,7 +1,7 @@
 """`python -m benchmarks.texts`: texts of many patched worlds, against plain hooks on the module's `generate`.
 
-SmolLM2's shape with random weights: a vector added behind each of 30 layers with five strengths, a prompt of 8
-tokens, 20 more, greedy. `--shape 8B`: 32 layers of Llama's 8B shape in bfloat16, 50 tokens. Rows:
+SmolLM2's shape with random weights: a vector added behind each of 30 layers with five strengths, a prompt of
+8 tokens, 20 more, greedy. `--shape 8B`: 32 layers of Llama's 8B shape in bfloat16, 50 tokens. Rows:
 
 - `one by one`: a hook and a `generate` for each world (some are timed, and scaled);
 - `by hand`: all worlds as one batch of `generate`, a hook in each layer that changes that layer's rows.

@@ -48,6 +48,7 @@ WITH_TORCH = {
     "checks": {"sweeps", "sweeps.result", "circuits", "attributing", "text", "models", "report"},
     "sweeps": {"attributing", "models"},
     "circuits": {"models"},
+    "generation": {"models", "attributing", "circuits"},
     "attributing": {"models", "text"},
     "jobs": {"text"},
     "models": {"runs", "checks", "sweeps", "circuits", "attributing", "text", "report"},

@@ -29,6 +29,11 @@ def tokens_of(texts: WrittenTexts, world: int, prompt: int) -> list[int]:
     return [token for token in texts.ids[world, prompt].tolist() if token >= 0]
 
 
+def assert_verified(texts: WrittenTexts) -> None:
+    assert texts.verification is not None
+    assert texts.verification.ok
+
+
 def hooks_of_cells(name: str) -> list[list[tuple[str, str, Any]]]:
     """The cells of `sweep_of`, as hooks: nothing, the stream by layer and scale, then heads."""
     layers, projection = FAMILIES[name][3:]
@@ -169,8 +174,7 @@ def test_steering_acts_in_the_steps_that_are_meant(how: Any, patched: Any) -> No
     texts = job.run(verify=2)
     alone = written_alone(model.module, base()[0], N, [("model.layers.1", "output", change)], 0)
     assert tokens_of(texts, 1, 0) == alone
-    assert texts.verification is not None
-    assert texts.verification.ok
+    assert_verified(texts)
 
 
 def test_positions_from_the_end_are_those_of_each_prompt() -> None:
@@ -192,14 +196,14 @@ def test_positions_from_the_end_are_those_of_each_prompt() -> None:
     for number, row in enumerate(rows):
         hooks = [("model.layers.0", "output", change(len(row)))]
         assert tokens_of(texts, 1, number) == written_alone(model.module, row, N, hooks, 0)
-    assert texts.verification.ok
+    assert_verified(texts)
 
 
 def test_several_patches_in_one_world_and_features_of_a_dictionary() -> None:
     model = captured("Llama")
     together = [["resid_post[layer=0]", "mlp_out[layer=2]"]]
     job = model.sweep(together, base=base(), source=lambda value: value * -3, generate=N)
-    assert job.run(verify=2).verification.ok
+    assert_verified(job.run(verify=2))
     into = torch.randn(WIDTH, 12, generator=torch.Generator().manual_seed(1))
     made = model.splice(
         ("resid_post", 1), encode=lambda x: torch.relu(x @ into), decode=lambda z: z @ into.T / 12
@@ -208,7 +212,7 @@ def test_several_patches_in_one_world_and_features_of_a_dictionary() -> None:
         cw.sites("sae.latents", latent=[1, 4, 7]), base=base(), source=lambda value: value + 20, generate=N
     )
     found = job.run(verify=3)
-    assert found.verification.ok
+    assert_verified(found)
     assert int((found.divergence >= 0).sum()) > 0
 
 
@@ -218,7 +222,7 @@ def test_pruned_models_write_as_what_they_were_made_of() -> None:
         cw.sites("resid_post", layer=":"), base=base(), source=cw.add(vector(), 3.0), generate=N
     )
     texts = job.run(verify=3)
-    assert texts.verification.ok
+    assert_verified(texts)
     hooks = [("model.layers.1.mlp", "output", torch.zeros_like)]
     assert tokens_of(texts, 0, 0) == written_alone(captured("Llama").module, base()[0], N, hooks, 0)
 
@@ -249,8 +253,8 @@ def test_texts_have_the_sweeps_axes_a_table_and_a_page(tmp_path: Path) -> None:
     page = study.report(tmp_path / "study.html").read_text()
     assert texts.cells[study.best] in page.replace("&larr;", "←")
     saved = cw.open(texts.save(tmp_path / "texts"))
-    assert saved.equals(texts)
     assert isinstance(saved, WrittenTexts)
+    assert saved.equals(texts)
     assert torch.equal(saved.divergence, texts.divergence)
     with pytest.raises(SweepError, match="hold no model"):
         saved.perplexity()
@@ -325,4 +329,4 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, Any], error: type[Exce
 @pytest.mark.parametrize("option", ["num_beams", "num_return_sequences", "max_new_tokens"])
 def test_options_of_several_texts_are_refused(option: str) -> None:
     with pytest.raises(InputMismatchError):
-        cw.writing(3, **{option: 2})
+        cw.writing(3, **{option: 2})  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ BUDGET = 400_000
 
 def heads(model: Model, **other: Any) -> Sweep:
     asked: dict[str, Any] = {"base": model.run(input_ids=ids(1)), "source": model.run(input_ids=ids(2))}
-    return model.sweep(HEADS, **{**asked, "metric": METRIC, **other})
+    found: Sweep = model.sweep(HEADS, **{**asked, "metric": METRIC, **other})
+    return found
 
 
 def _taken(flag: Path) -> bool:

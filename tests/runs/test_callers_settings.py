@@ -26,7 +26,8 @@ ASKED: dict[str, Any] = {
 
 @cache
 def circuit() -> cw.Circuit:
-    return tiny("llama").sweep(tiny("llama").edges(), **ASKED).run().circuit(top=30)
+    found: cw.Circuit = tiny("llama").sweep(tiny("llama").edges(), **ASKED).run().circuit(top=30)
+    return found
 
 
 @cache

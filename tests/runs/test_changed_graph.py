@@ -129,7 +129,8 @@ def rebuilt() -> Model:
 
 
 def swept(model: Model, **given: Any) -> cw.Sweep:
-    return model.sweep(SITES, **{"base": CLEAN, "source": OTHER, "metric": METRIC, **given})
+    found: cw.Sweep = model.sweep(SITES, **{"base": CLEAN, "source": OTHER, "metric": METRIC, **given})
+    return found
 
 
 def test_a_sweep_of_a_changed_graph_is_that_of_hooks_and_says_why_it_is_serial(model: Model) -> None:
@@ -179,7 +180,8 @@ def ids(text: str) -> dict[str, Tensor]:
 
 def values(model: Model, sites: Any, **given: Any) -> Tensor:
     asked = {"base": ids(CLEAN), "source": ids(OTHER), "metric": METRIC, **given}
-    return model.sweep(sites, **asked).run(progress=False).values
+    found: Tensor = model.sweep(sites, **asked).run(progress=False).values
+    return found
 
 
 def forked(model: Model) -> Tensor:

@@ -8,7 +8,7 @@ text that diverges gets rows of its own, in every layer; one that has ended leav
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,11 +37,13 @@ PROBED = ((2, 4), (3, 4))
 class CellPatch:
     """A patch of one cell: the hook at which the module shows the value, and the patch in each prompt.
 
-    `of` makes the patch for a prompt of so many tokens.
+    `of` makes the patch for a prompt of so many tokens. Where it adds a vector, `shift` is that and its
+    scale: cells that do so at one place are patched together.
     """
 
     hook: Hook
     of: Callable[[int], StepPatch]
+    shift: tuple[Tensor, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,11 +189,6 @@ def _leaves(whole: Any) -> tuple[list[tuple[Any, Any]], Any]:
     return tree_flatten_with_path(whole, is_leaf=lambda one: not isinstance(one, tuple | list | dict))
 
 
-def _split(value: Tensor, rows: int) -> Tensor:
-    """A value whose first dimension holds rows one behind another, with a dimension for them."""
-    return value.reshape(rows, -1, *value.shape[1:])
-
-
 def _boundary(path: str, *, is_output: bool = False) -> Boundary:
     return Boundary(ModuleCall(path, 0), is_output)
 
@@ -276,6 +273,9 @@ class _Worlds:
         self.prompts = np.tile(np.arange(texts, dtype=np.int64), len(first))
         self.texts = self.prompts.copy()
         self.levels = _levels(self.texts, self.cells, self.first, levels)
+        self._between: dict[tuple[int, int], Tensor | None] = {}
+        self.layout = 0
+        """Changes whenever the rows of some level do."""
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -287,16 +287,51 @@ class _Worlds:
         self.cells, self.prompts = self.cells[left], self.prompts[left]
         self.texts = texts.reshape(-1).astype(np.int64)
         self.levels = _levels(self.texts, self.cells, self.first, self._count)
-        return [_index(old.of[left[new.by]], len(old)) for old, new in zip(before, self.levels, strict=True)]
+        found = [_index(old.of[left[new.by]], len(old)) for old, new in zip(before, self.levels, strict=True)]
+        if len(left) < len(tokens) or any(rows is not None for rows in found):
+            self._between.clear()
+            self.layout += 1
+        return found
 
-    def between(self, level: int, of: int) -> Tensor | None:
+    def between(self, level: int, of: int, device: torch.device) -> Tensor | None:
         """Return the row at level `of` that each row at a later level comes from; None: the same."""
-        return _index(self.levels[of].of[self.levels[level].by], len(self.levels[of]))
+        if (level, of) not in self._between:
+            rows = _index(self.levels[of].of[self.levels[level].by], len(self.levels[of]))
+            self._between[level, of] = None if rows is None else rows.to(device)
+        return self._between[level, of]
 
 
 def _index(rows: Numbers, count: int) -> Tensor | None:
     is_same = len(rows) == count and bool((rows == np.arange(count)).all())
     return None if is_same else torch.from_numpy(rows)
+
+
+Patches = Sequence[tuple[int, CellPatch]]
+"""Patches at one hook, with the number of the cell that each belongs to."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A patch, and the rows of a level that it is for; all are of prompts of one length."""
+
+    rows: Tensor
+    patch: StepPatch
+    length: int
+
+
+def _added(like: StepPatch, shifts: Sequence[tuple[tuple[Tensor, float] | None, int]]) -> StepPatch:
+    """A patch that adds to each row its own vector; `shifts` has them with how many rows each is for."""
+    each = [one for one, count in shifts if one is not None for _ in range(count)]
+    stacked: Tensor | None = None
+
+    def add(present: Tensor) -> Tensor:
+        nonlocal stacked
+        if stacked is None:
+            rows = torch.stack([scale * vector.to(present.device, present.dtype) for vector, scale in each])
+            stacked = rows.reshape(len(each), *[1] * (present.ndim - rows.ndim), *rows.shape[1:])
+        return present + stacked
+
+    return StepPatch(like.place, like.found, add, is_new=like.is_new, when=like.when)
 
 
 # -- the loop --------------------------------------------------------------------------------------
@@ -328,6 +363,7 @@ class Decoding:
         self.layer_rows: list[int] = []
         self._step = 0
         self._generators: dict[tuple[int, int], torch.Generator] = {}
+        self._groups: dict[tuple[int, Hook], tuple[int, list[_Group]]] = {}
 
     def _level(self, patch: CellPatch) -> int:
         return self.layers.level(patch.hook.boundary) if self.layers.paths else 0
@@ -456,92 +492,109 @@ class Decoding:
         for cell, own in enumerate(self._every):
             for patch in own:
                 by_hook[patch.hook].append((cell, patch))
-        behind: dict[str, list[tuple[int, CellPatch]]] = defaultdict(list)
+        behind: dict[str, tuple[Hook | None, list[tuple[int, CellPatch]]]] = {}
         for hook in list(by_hook):
             boundary = hook.boundary
             if boundary.is_output and boundary.call.path in self.layers.paths:
-                behind[boundary.call.path] += by_hook.pop(hook)
+                behind[boundary.call.path] = hook, by_hook.pop(hook)
         paths = self.layers.paths
         for level, path in enumerate(paths[1:], start=1):
-            found.append((_boundary(path), partial(self._enter, level, behind[paths[level - 1]])))
+            hook_patches = behind.get(paths[level - 1], (None, []))
+            found.append((_boundary(path), partial(self._enter, level, *hook_patches)))
         if paths:
-            act = partial(self._leave, len(paths), behind[paths[-1]])
+            act = partial(self._leave, len(paths), *behind.get(paths[-1], (None, [])))
             found.append((_boundary(paths[-1], is_output=True), act))
         for hook, patches in by_hook.items():
             level = self.layers.level(hook.boundary) if paths else 0
             found.append((hook.boundary, partial(self._act, hook, level, patches)))
         return found
 
-    def _enter(self, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+    def _enter(self, level: int, hook: Hook | None, patches: Patches, whole: Any) -> Any:
         """Select the rows of a layer from those of the one before, and patch what that one put out."""
-        rows, top = self.worlds.between(level, level - 1), self.worlds.between(level, 0)
-        if rows is None and top is None and not patches:
+        device = self.prompts.ids.device
+        rows, top = self.worlds.between(level, level - 1, device), self.worlds.between(level, 0, device)
+        if rows is None and top is None and hook is None:
             return None
         leaves, shape = _leaves(whole)
         values = [leaf for _, leaf in leaves]
         hidden = next(number for number, leaf in enumerate(values) if isinstance(leaf, Tensor))
-        for number, (at, leaf) in enumerate(leaves):
-            if (
-                number != hidden
-                and isinstance(leaf, Tensor)
-                and top is not None
-                and keystr(at) in self._per_row
-            ):
-                values[number] = leaf if leaf.shape[0] == 1 else leaf[top.to(leaf.device)]
+        if top is not None:
+            for number, (at, leaf) in enumerate(leaves):
+                is_own = number != hidden and isinstance(leaf, Tensor) and leaf.shape[0] > 1
+                if is_own and keystr(at) in self._per_row:
+                    values[number] = leaf[top.to(leaf.device)]
         new = values[hidden] if rows is None else values[hidden][rows.to(values[hidden].device)]
-        values[hidden] = self._patched(new, level, patches)
+        values[hidden] = new if hook is None else self._patched(new, level, hook, patches)
         return tree_unflatten(values, shape)
 
     @property
     def _per_row(self) -> frozenset[str]:
         return self.layers.per_row
 
-    def _leave(self, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+    def _leave(self, level: int, hook: Hook | None, patches: Patches, whole: Any) -> Any:
         """Select the rows behind the last layer from its own, and patch what it put out."""
-        rows = self.worlds.between(level, level - 1)
-        if rows is None and not patches:
+        rows = self.worlds.between(level, level - 1, self.prompts.ids.device)
+        if rows is None and hook is None:
             return None
         value = whole if isinstance(whole, Tensor) else whole[0]
-        new = self._patched(value if rows is None else value[rows.to(value.device)], level, patches)
+        new = value if rows is None else value[rows.to(value.device)]
+        new = new if hook is None else self._patched(new, level, hook, patches)
         return new if isinstance(whole, Tensor) else type(whole)((new, *whole[1:]))
 
-    def _act(self, hook: Hook, level: int, patches: Sequence[tuple[int, CellPatch]], whole: Any) -> Any:
+    def _act(self, hook: Hook, level: int, patches: Patches, whole: Any) -> Any:
         value = hook.read(whole)
         if not isinstance(value, Tensor):
             raise PatchError(
                 f"generate calls {str(hook.boundary.call)!r} otherwise than it was captured, and what is "
                 "patched there is no tensor. Capture the module as generate calls it."
             )
-        new = self._patched(value, level, patches)
+        new = self._patched(value, level, hook, patches)
         return None if new is value else hook.replaced(whole, new)
 
-    def _patched(self, value: Tensor, level: int, patches: Sequence[tuple[int, CellPatch]]) -> Tensor:
+    def _patched(self, value: Tensor, level: int, hook: Hook, patches: Patches) -> Tensor:
         """A value with the patches of all cells in it, each in its own rows."""
+        count, new = len(self.worlds.levels[level]), value
+        if value.shape[0] % count:
+            raise PatchError(
+                f"{patches[0][1].of(self._lengths[0]).place} has no dimension for the texts in front, so "
+                "that texts cannot be patched apart. Patch another place, or write one text at a time with "
+                "`model.generate`."
+            )
+        for group in self._grouped(level, hook, patches, value.device):
+            step = self._step_of(group.length, len(group.rows))
+            if not group.patch.positions(step):
+                continue
+            new = value.clone(memory_format=torch.contiguous_format) if new is value else new
+            apart = new if value.shape[0] == count else new.view(count, -1, *value.shape[1:])
+            part = apart[group.rows]
+            changed = group.patch.applied(part if apart is new else part.flatten(0, 1), step)
+            apart[group.rows] = changed.reshape(part.shape)
+        return new
+
+    def _grouped(self, level: int, hook: Hook, patches: Patches, device: torch.device) -> list[_Group]:
+        """The rows of each patch, those of vectors added at one place together; kept for a layout."""
+        layout, found = self._groups.get((level, hook), (-1, []))
+        if layout == self.worlds.layout:
+            return found
         worlds, rows = self.worlds, self.worlds.levels[level]
         cells, lengths = worlds.cells[rows.by], np.array(self._lengths)[worlds.prompts[rows.by]]
-        new = value
-        for cell, patch in patches:
-            own = np.flatnonzero((cells == cell) & (self.worlds.first[cell] <= level))
-            for length in np.unique(lengths[own]):
-                some = own[lengths[own] == length]
-                step_patch, step = patch.of(int(length)), self._step_of(int(length), len(some))
-                if not step_patch.positions(step):
-                    continue
-                at = torch.from_numpy(some).to(value.device)
-                each, rest = divmod(value.shape[0], len(rows))
-                if rest:
-                    raise PatchError(
-                        f"{step_patch.place} has no dimension for the texts in front, so that texts cannot "
-                        "be patched apart. Patch another place, or one text at a time with `model.generate`."
-                    )
-                before = new if each == 1 else _split(new, len(rows))
-                part = before[at] if each == 1 else before[at].flatten(0, 1)
-                changed = step_patch.applied(part, step)
-                if new is value:
-                    new = value.clone()
-                target = new if each == 1 else _split(new, len(rows))
-                target[at] = changed if each == 1 else _split(changed, len(some))
-        return new
+        together: dict[Any, list[tuple[CellPatch, Numbers]]] = defaultdict(list)
+        several = Counter(cell for cell, _ in patches)
+        for number, (cell, patch) in enumerate(patches):
+            own = np.flatnonzero((cells == cell) & (worlds.first[cell] <= level))
+            for length in np.unique(lengths[own]).tolist():
+                some, place = own[lengths[own] == length], patch.of(length).place
+                is_one = patch.shift is not None and several[cell] == 1
+                key = number if not is_one or patch.shift is None else (str(place), patch.shift[0].shape)
+                together[key, length].append((patch, some))
+        found = []
+        for (_, length), group in together.items():
+            made, at = group[0][0].of(length), torch.from_numpy(np.concatenate([some for _, some in group]))
+            if len(group) > 1:
+                made = _added(made, [(patch.shift, len(some)) for patch, some in group])
+            found.append(_Group(at.to(device), made, length))
+        self._groups[level, hook] = worlds.layout, found
+        return found
 
     def _step_of(self, length: int, rows: int) -> Step:
         """The positions of this forward, counted from the first token of a prompt of that length."""

@@ -260,7 +260,14 @@ class WritingSweep(Runnable[WrittenTexts]):
         hook = hooks_for(self.model, [first])[first.found.node]
         if hook.shape is not None:
             made = {length: as_shown(self.model, one) for length, one in made.items()}
-        return CellPatch(hook, made.__getitem__)
+        return CellPatch(hook, made.__getitem__, self._shift(value, first))
+
+    def _shift(self, value: Any, patch: StepPatch) -> tuple[Tensor, float] | None:
+        """The vector that a patch adds and its scale, where it does so and texts have rows of its part."""
+        vector, axes = getattr(value, "shift", None), patch.found.part_axes
+        if vector is None or axes[:1] != ("batch",) or vector.ndim >= len(axes):
+            return None
+        return vector, value.scale
 
     def _step_patch(self, place: Place, value: Any, length: int) -> StepPatch:
         at, how = counted_from_start(place, length), self.writing
