@@ -330,3 +330,14 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, Any], error: type[Exce
 def test_options_of_several_texts_are_refused(option: str) -> None:
     with pytest.raises(InputMismatchError):
         cw.writing(3, **{option: 2})  # type: ignore[arg-type]
+
+
+def test_a_patch_of_some_steps_means_the_same_without_a_cache() -> None:
+    model = captured("Llama")
+    given: dict[str, Any] = {"pos": "all", "when": lambda step: step in (0, 3)}
+    patches = [(("resid_post", 1), cw.add(vector(), 6.0))]
+    with_cache, without = (
+        model.generate(base(), N, patches, use_cache=cache, **given).new for cache in (True, False)
+    )
+    assert torch.equal(with_cache, without)
+    assert not torch.equal(with_cache, model.generate(base(), N, patches).new)

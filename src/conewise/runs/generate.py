@@ -30,7 +30,7 @@ from conewise.text.tokens import token_ids
 from conewise.threads import one_module
 
 When = Callable[[int], bool]
-"""Says in which forwards a patch acts: 0 is that of the prompt, 1 that of the first token written."""
+"""Says in which steps a patch acts: 0 computes the prompt, 1 the first token that was written."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ class Step:
     stop: int
     rows: int
     prompt: int
-
-    @property
-    def number(self) -> int:
-        """The number of the forward: 0 computes the prompt, 1 the first token that was written."""
-        return max(0, self.start - self.prompt + 1)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -60,8 +55,8 @@ class StepPatch:
     """A patch at the positions that it is meant for, in whichever forward they are computed.
 
     `value` is a function of what would have been there, or a tensor: the place's part, at the positions that
-    the place names. `is_new`: where the place names none, at those behind the prompt alone. `when`: in those
-    forwards alone for whose number it is true.
+    the place names. `is_new`: where the place names none, at those behind the prompt alone. `when`: at those
+    positions alone that are first computed in a step for whose number it is true.
     """
 
     def __init__(
@@ -76,9 +71,15 @@ class StepPatch:
 
     def positions(self, step: Step) -> Sequence[int]:
         """The positions of a step that are patched, counted from the start of the sequence."""
+        found = self._chosen(step)
+        if self.when is None:
+            return found
+        # The step in which a position is first computed, whether a cache keeps it from then on or not.
+        return [at for at in found if self.when(max(0, at - step.prompt + 1))]
+
+    def _chosen(self, step: Step) -> Sequence[int]:
+        """The positions of a step that the place names."""
         chosen, first = self.place.part.get("pos"), step.start
-        if self.when is not None and not self.when(step.number):
-            return []
         if chosen is None:
             return range(max(first, step.prompt) if self.is_new else first, step.stop)
         if isinstance(chosen, int):
