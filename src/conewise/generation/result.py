@@ -391,7 +391,10 @@ def load_texts(folder: Path) -> WrittenTexts:
             judgements=judged,
         )
         if found.ids.shape[:2] != (len(found.cells) + 1, len(found.prompts)):
-            raise ValueError(f"{tuple(found.ids.shape)} tokens of {len(found.cells)} cells")
+            shape = tuple(found.ids.shape)
+            raise SweepError(
+                f"the texts in {folder} are damaged: {shape} tokens of {len(found.cells)} cells."
+            )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SweepError(f"the texts in {folder} cannot be read: {error}.") from None
     except Exception as error:
