@@ -262,7 +262,8 @@ class WrittenTexts:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each text: its cell and coordinates, prompt, text, and the numbers read off it."""
-        import pandas as pd  # noqa: PLC0415  # needs the extra `tables`
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
 
         worlds, texts, _ = self.ids.shape
         places = list(np.ndindex(*self.shape))
