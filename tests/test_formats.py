@@ -35,10 +35,16 @@ def model() -> Model:
     return made.model()
 
 
+def _kept(name: str) -> Path:
+    """A file of 0.1.0, or of a kind that came later."""
+    return KEPT / name if (KEPT / name).exists() else made.FOLDER / name
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the files of 0.1.0."""
-    return Path(shutil.copytree(KEPT, tmp_path / "kept"))
+    """A copy of the files of 0.1.0, and of kinds that came later."""
+    shutil.copytree(made.FOLDER / "texts", tmp_path / "kept" / "texts")
+    return Path(shutil.copytree(KEPT, tmp_path / "kept", dirs_exist_ok=True))
 
 
 Read = Callable[[Path, Model], object]
@@ -55,6 +61,7 @@ READERS: dict[str, tuple[str, Read]] = {
         "found/search.json",
         lambda kept, model: made.search(model, out=kept / "found/search", resume=True),
     ),
+    "conewise texts": ("texts/texts.json", lambda kept, _: cw.open(kept / "texts")),
     "conewise question": ("store/question.json", lambda kept, _: read_question(kept / made.STORE)),
     "conewise store": (
         "store/sweep.sqlite",
@@ -139,7 +146,7 @@ def test_a_file_of_another_kind_is_refused(kind: str, folder: Path, model: Model
     for other in JSON:
         if other == kind:
             continue
-        shutil.copyfile(KEPT / READERS[other][0], folder / name)
+        shutil.copyfile(_kept(READERS[other][0]), folder / name)
         before = _contents(folder)
         with pytest.raises(ConewiseError, match=rf"{other}|is not the manifest of a saved result") as raised:
             read(folder, model)

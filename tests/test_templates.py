@@ -54,7 +54,7 @@ def test_every_page_is_the_document_that_has_the_policy() -> None:
     assert whole == {"document.html"}
     assert 'http-equiv="Content-Security-Policy" content="{{ policy }}"' in asset("report/document.html")
     pages = {path.name for path, text in found.items() if '{% extends "report/document.html" %}' in text}
-    assert pages == {"sweep.html", "circuit.html", "wave_page.html", "page.html", "figure.html"}
+    assert pages == {"sweep.html", "circuit.html", "wave_page.html", "page.html", "figure.html", "study.html"}
 
 
 def test_a_value_that_is_not_given_is_an_error() -> None:

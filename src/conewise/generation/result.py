@@ -18,7 +18,7 @@ from torch import Tensor
 from conewise.arguments import Count, Samples, Seed, checked, expect
 from conewise.errors import InputMismatchError, SweepError, describe
 from conewise.extras import needs
-from conewise.files import KIND, Format, as_path, parse_json, write_whole
+from conewise.files import Format, as_path, parse_json, write_whole
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.templates import TEMPLATE, Heatmap, asset, heading, lead, macro, note, shown
 
@@ -352,8 +352,7 @@ class WrittenTexts:
         judged = {f"judgement.{name}": found.contiguous() for name, found in self.judgements.items()}
         write_whole(path / NUMBERS, to_bytes({**numbers, **judged}))
         said = {
-            KIND: FORMAT.kind,
-            "version": FORMAT.version,
+            **FORMAT.header(),
             "name": self.name,
             "axes": self.axes,
             "coordinates": {axis: list(along) for axis, along in self.coordinates.items()},
@@ -371,8 +370,7 @@ def load_texts(folder: Path) -> WrittenTexts:
     from safetensors.torch import load as from_bytes  # noqa: PLC0415
 
     try:
-        said = parse_json((folder / TEXTS).read_bytes().decode())
-        FORMAT.expect_version(said["version"], str(folder / TEXTS))
+        said = FORMAT.expect(parse_json((folder / TEXTS).read_bytes().decode()), str(folder / TEXTS))
         numbers = from_bytes((folder / NUMBERS).read_bytes())
         judged = {
             name.removeprefix("judgement."): one
