@@ -1,8 +1,8 @@
-"""`python -m benchmarks.second_process [--rounds 3]`: from `import torch` to the first sweep, in a process anew.
+"""`python -m benchmarks.second_process [--rounds 3]`: from `import torch` to a first sweep, once more.
 
 The embedded model, or a random one of its shape where that is not installed, is loaded, run on a pair and
-swept at one site: with no capture in the cache folder, then again. What that takes when warm (two runs and the
-sweep) is subtracted. Seconds of the clock, and of the processor, which is what counts on a busy machine.
+swept at one site: with no capture in the cache folder, then again. What that takes when warm (two runs and
+the sweep) is subtracted. Seconds of the clock, and of the processor, which count on a busy machine.
 """
 
 from __future__ import annotations

@@ -114,12 +114,11 @@ class World:
         world._state.hold({graph.number(site): value for site, value in values.items()})
         return world
 
-    def _take(self, values: Mapping[Site, Any]) -> None:
+    def _take(self, values: Mapping[int, Any]) -> None:
         """Take `values` for computed now: those of all that was not, which must be what it would compute."""
         self._ready("world._take")
-        numbers = {self.graph.number(site): value for site, value in values.items()}
-        self._state.take(numbers)
-        self._emit("recomputed", list(numbers))
+        self._state.take(values)
+        self._emit("recomputed", list(values))
 
     def _computed(self, nodes: Iterable[int]) -> dict[Site, Any]:
         """The values that were computed of these nodes, by name; nothing is computed for it."""

@@ -54,6 +54,8 @@ class ReplayedRun:
     ) -> None:
         self._graph, self.names, self._keeps = graph, names, keeps
         self._templates: list[Any] = []
+        self._dtypes: dict[torch.dtype, None] = {}
+        self.numbers = graph.numbers(names)
         self._sizes = sources[SIZES]
         slots = {name: value.clone() for name, value in sources.items() if isinstance(value, Tensor)}
         self._replayed = Replayed(self._act, slots, record)
@@ -62,7 +64,7 @@ class ReplayedRun:
         values = stream(self._graph, {**slots, SIZES: self._sizes}, self.names)
         places: dict[int, tuple[int, Tensor]] = {}
         self._templates = []
-        self._bytes = 0
+        self._bytes, self._dtypes = 0, {}
         for name in self.names:
             self._templates.append(self._placed(values[name], places))
         device = next(iter(slots.values())).device
@@ -89,6 +91,7 @@ class ReplayedRun:
             own = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
             places[address] = self._bytes, own
             self._bytes += -(-max(len(own), 1) // ALIGNED) * ALIGNED
+        self._dtypes[value.dtype] = None
         at = places[address][0] // value.itemsize + int(value.storage_offset())
         return _View(value.dtype, tuple(value.shape), value.stride(), at)
 
@@ -96,19 +99,20 @@ class ReplayedRun:
         """The values for these inputs, in memory that nothing else writes to."""
         given = {name: value for name, value in sources.items() if isinstance(value, Tensor)}
         arena = self._replayed.run(given)[""].clone()
-        of: dict[torch.dtype, Tensor] = {}
+        of = {dtype: arena.view(dtype) for dtype in self._dtypes}
+        as_strided = torch.as_strided
+        return [
+            as_strided(of[one.dtype], one.shape, one.stride, one.at) if type(one) is _View else _made(one, of)
+            for one in self._templates
+        ]
 
-        def made(template: Any) -> Any:
-            if type(template) is _View:
-                base = of.get(template.dtype)
-                if base is None:
-                    base = of[template.dtype] = arena.view(template.dtype)
-                return base.as_strided(template.shape, template.stride, template.at)
-            if isinstance(template, tuple | list):
-                return type(template)([made(one) for one in template])
-            return template
 
-        return [made(one) for one in self._templates]
+def _made(template: Any, of: Mapping[torch.dtype, Tensor]) -> Any:
+    if type(template) is _View:
+        return of[template.dtype].as_strided(template.shape, template.stride, template.at)
+    if isinstance(template, tuple | list):
+        return type(template)([_made(one, of) for one in template])
+    return template
 
 
 class Replays:
@@ -137,14 +141,14 @@ class Replays:
         )
         return self._graph.changes, addresses, sources[SIZES], *given, settings
 
-    def values(self, key: Any, sources: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The values of a run by name, replayed; None where it has to be computed."""
+    def values(self, key: Any, sources: Mapping[str, Any]) -> dict[int, Any] | None:
+        """The values of a run by the numbers of their nodes, replayed; None where it has to be computed."""
         known = self._known.get(key)
         if not isinstance(known, ReplayedRun):
             return None
         self._known.move_to_end(key)
         with computing():
-            return dict(zip(known.names, known.values(sources), strict=True))
+            return dict(zip(known.numbers, known.values(sources), strict=True))
 
     def computed(self, key: Any, sources: Mapping[str, Any], values: Callable[[], Mapping[str, Any]]) -> None:
         """Take note of a run that was computed; the second of a shape is recorded, and compared."""
