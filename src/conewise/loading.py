@@ -47,10 +47,18 @@ from conewise.models.model_files import (
     files_in,
     why_not_reached,
 )
-from conewise.models.streamed import built, stored_weights, stream_files, stream_memory, streamed_in
+from conewise.models.streamed import (
+    built,
+    expect_ring,
+    stored_weights,
+    stream_files,
+    stream_memory,
+    streamed_in,
+)
 from conewise.program.foreign import brief, quiet, translating
 from conewise.program.kept import Shelf, header_digest
 from conewise.program.module_state import is_hooked_everywhere
+from conewise.program.streaming import streams_of
 from conewise.status import StatusLine, status_line
 from conewise.sweeps.storage.archive import is_result
 
@@ -160,6 +168,9 @@ def load(
         if streams is not None:
             loaded.module = _streaming(loaded.module, streams)
             loaded._max_memory = budget
+            if budget is not None:
+                for stream in streams_of(loaded.module.parameters()):
+                    expect_ring(stream, budget)
         elif device is not None:
             say(f"moving it to {device}")
             _move(loaded, device)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import conewise as cw
-from conewise.errors import ConewiseError, LoadError, PatchError
+from conewise.errors import ConewiseError, LoadError, PatchError, SweepError
 from conewise.models.streamed import stream_memory
 from conewise.program.streaming import Ring, Streamed, WeightStream, reads_of
 
@@ -185,6 +185,30 @@ def test_a_file_that_ends_early_is_told_and_the_rest_goes_on(folder: Path, tmp_p
 def test_a_budget_is_for_streamed_models() -> None:
     with pytest.raises(LoadError, match="loaded whole"):
         cw.load("tiny", max_memory="1GiB")
+
+
+def test_what_the_ring_leaves_of_a_budget_is_for_the_passes(folder: Path) -> None:
+    with pytest.raises(LoadError, match="two layers of this model's weights"):
+        cw.load(folder, weights="stream", max_memory=1000)
+    model = cw.load(folder, weights="stream", max_memory="128KiB")
+    sweep = _sweep(model, cw.sites("z", layer=":", head=":"))
+
+    plan = sweep.plan()
+
+    assert plan.max_memory is not None
+    assert plan.max_memory + _stream(model).ring.size < 128 << 10
+    assert plan.peak_bytes <= plan.max_memory
+    assert len(plan.chunks) > 1
+    result = sweep.run()
+    assert result.ledger.moved_bytes == plan.moved_bytes
+    assert result.plan.chunks == plan.chunks
+
+
+def test_products_in_parts_are_refused(models: tuple[cw.Model, cw.Model]) -> None:
+    inputs = {"input_ids": torch.arange(6)[None]}
+
+    with pytest.raises(SweepError):
+        models[0].sweep("z", base=inputs, source="zero", metric=MET, precision="split")
 
 
 def test_the_ring_never_lays_two_weights_over_each_other() -> None:

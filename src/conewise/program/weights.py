@@ -128,6 +128,11 @@ class Weights:
         """True if any of them lies on a CUDA device."""
         return any(tensor.is_cuda for tensor in self._read)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of those that do not stream."""
+        return sum(tensor.nbytes for tensor in self._read)
+
     def writes(self) -> Sums:
         """The number of writes to each tensor in place, as far as torch counts."""
         return self._stamped(Sums(list(map(_VERSION if self._are_counted else writes_to, self._read))))

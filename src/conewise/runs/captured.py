@@ -394,6 +394,13 @@ class Captured:
         )
         return graph.names(changed)
 
+    def _budget(self, asked: int | None) -> int | None:
+        """The bytes that a job may take: those that were asked for, or what streamed weights leave."""
+        stream = reads_of(self.program).stream
+        if asked is not None or self._max_memory is None or stream is None:
+            return asked
+        return max(1, self._max_memory - stream.ring.size - self.weights.held_bytes)
+
     def expect_own(self, what: str, of: Captured) -> None:
         """Raise OtherModelError where `what`, such as "base is a run", is of another captured model."""
         if of is not self:

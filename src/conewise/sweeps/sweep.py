@@ -28,12 +28,13 @@ from conewise.anatomy.selectors import (
 )
 from conewise.anatomy.sites import Located
 from conewise.arguments import Count, as_bytes, checked, expect
-from conewise.errors import BudgetError, MetricError, NoEffectWarning, SweepError
+from conewise.errors import Argument, BudgetError, MetricError, NoEffectWarning, SweepError
 from conewise.jobs.job import run_job, run_jobs
 from conewise.jobs.runnable import How, Runnable
 from conewise.jobs.store import Request
 from conewise.program.foreign import within_memory
-from conewise.program.tensors import Tensor, expect_precision
+from conewise.program.streaming import reads_of
+from conewise.program.tensors import SPLIT, Tensor, expect_precision
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
@@ -131,6 +132,13 @@ class Sweep(Runnable[Result]):
         self.facts = facts_of(model)
         elsewhere = (device for device in self.facts.devices if device.type != "cuda")
         expect_precision(precision, next(elsewhere, self.facts.device), self.facts.dtype)
+        if precision == SPLIT and reads_of(model.program).stream is not None:
+            raise SweepError(
+                "products in parts keep those of all weights on the device, and this model's weights stream. "
+                "Leave ",
+                Argument("precision", precision),
+                " out, or load the model whole.",
+            )
         self.precision = precision
         self.selectors = as_selectors(sites)
         if isinstance(source, Sources):
@@ -305,7 +313,7 @@ class Sweep(Runnable[Result]):
         Of several batches the first stands for all; a result has the plan of those that were run.
         """
         self._expect_weights(self.model.weights.contents().whole)
-        return self._planned(self.batch(0), as_bytes(max_memory), evaluator)
+        return self._planned(self.batch(0), self.model._budget(as_bytes(max_memory)), evaluator)
 
     def expect_room(self, max_memory: int, evaluator: str) -> None:
         """Raise BudgetError where a batch takes more, however it is cut: before any is run.
@@ -363,6 +371,7 @@ class Sweep(Runnable[Result]):
     def _run(
         self, how: How, *, evaluator: str = "auto", verify: Count = 0, plan: SweepPlan | None = None
     ) -> Result:
+        how = replace(how, max_memory=self.model._budget(how.max_memory))
         result: Result = run_job(SweepJob(self, Options.of(evaluator, how.max_memory, plan)), how)
         return replace(result, verification=result.verify(n=verify)) if verify else result
 
