@@ -81,6 +81,14 @@ def test_as_many_bytes_are_moved_as_planned(
     assert _sweep(models[1], cw.sites("z", layer=layers, head=":")).plan().moved_bytes == 0
 
 
+def test_the_first_run_of_a_sweep_moves_no_more_than_the_next(folder: Path) -> None:
+    sweep = _sweep(cw.load(folder, weights="stream"), cw.sites("z", layer="2:", head=":"))
+
+    first, second = (sweep.run(evaluator="wavefront").ledger.moved_bytes for _ in range(2))
+
+    assert first == second == sweep.plan(evaluator="wavefront").moved_bytes
+
+
 def test_one_pass_over_the_weights_does_base_source_and_all_worlds(
     models: tuple[cw.Model, cw.Model],
 ) -> None:

@@ -237,7 +237,10 @@ class Wavefront:
         if kernel == "last rows":
             assert rows is not None
             key = record.inputs[1]
-            return causal_rule(record, rows, self.layout.length(key), self._read(key).device)
+            made = self._records.get(key)
+            # A value may be still to be computed: where it will lie is known.
+            device = made.device if made is not None and made.device is not None else self._read(key).device
+            return causal_rule(record, rows, self.layout.length(key), device)
         return compile_rule(record)
 
     # -- what a step reads -----------------------------------------------------------------------
