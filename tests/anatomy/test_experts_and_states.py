@@ -31,6 +31,17 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {**_SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": ("Qwen2Moe", {**_SMALL, **_EXPERTS, "shared_expert_intermediate_size": 24}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **_SMALL,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "mamba": (
         "Mamba",
         {"vocab_size": VOCABULARY, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2},
@@ -135,6 +146,24 @@ def test_the_router_is_read_in_axes_of_its_own(mixture: Any) -> None:
     assert torch.equal(run["router_logits.0"].softmax(-1), run["expert_weights.0"])
     assert run["blocks.1.mlp.hook_expert_weights"].shape == (2, 6, 4)
     assert module.model.layers[0].mlp.gate.weight.shape[0] == 4
+
+
+def test_a_router_that_chooses_in_groups_has_its_logits() -> None:
+    module: Any = _made("glm4_moe")
+    seen: dict[str, Tensor] = {}
+
+    def keep(gate: Any, args: Any, out: Any) -> None:
+        seen["logits"] = nn.functional.linear(args[0].reshape(-1, 32).float(), gate.weight.float())
+
+    model = cw.capture(module, **INPUTS)
+    with _hooked(module.model.layers[1].mlp.gate, keep):
+        _measured(module)
+    run = model.run(**INPUTS)
+    assert torch.allclose(run["router_logits", 1].reshape(-1, 4), seen["logits"], atol=1e-5)
+    with pytest.raises(
+        MissingSiteError, match="layer 1 has no 'expert_weights': experts are not chosen once"
+    ):
+        run["expert_weights", 1]
 
 
 def test_switching_off_each_entry_of_the_state_is_one_sweep(mamba: Any) -> None:

@@ -112,20 +112,23 @@ def _gate(wiring: Wiring, post: str, edges: list[str]) -> tuple[str, str] | None
 def find_router(wiring: Wiring, branch: Branch) -> dict[str, str]:
     """router_logits, and expert_weights where a softmax or a sigmoid makes shares of them before the choice.
 
-    Empty where experts are not chosen once, from numbers that one projection of each position gives.
+    Experts may be chosen in several steps (groups first), all of them from one projection of each position:
+    then there are router_logits alone. Empty where the choices are made from several projections.
     """
     choices = [record for record in branch.records if record.op in CHOICES]
-    if len(choices) != 1:
+    above = {
+        record.name: record
+        for choice in choices
+        for record in wiring.upward(wiring.operands(choice)[0], wiring.is_linear)
+    }
+    logits = [name for name, record in above.items() if wiring.is_linear(record)]
+    if len(logits) != 1:
         return {}
-    (weights,) = wiring.operands(choices[0])
-    above = list(wiring.upward(weights, wiring.is_linear))
-    logits = [record for record in above if wiring.is_linear(record)]
-    between = [record for record in above if record not in logits and record.op not in NUMBER_KEEPING]
-    if len(logits) != 1 or any(not is_light(one) and one.op not in SOFTMAX for one in between):
-        return {}
-    found = {"router_logits": logits[0].name}
-    shares = len(between) == 1 and between[0].op in SOFTMAX | {"sigmoid"}
-    return {**found, "expert_weights": weights} if shares else found
+    found = {"router_logits": logits[0]}
+    between = [one for name, one in above.items() if name not in logits and one.op not in NUMBER_KEEPING]
+    if len(choices) > 1 or len(between) != 1 or between[0].op not in SOFTMAX | {"sigmoid"}:
+        return found
+    return {**found, "expert_weights": wiring.operands(choices[0])[0]}
 
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
@@ -437,11 +440,9 @@ class Naming:
             router = find_router(self._wiring, self._branch(mlp.node))
             self.nodes |= router
             if not router:
-                self._miss(
-                    ["router_logits", "expert_weights"], "experts are not chosen once by one projection"
-                )
+                self._miss(["router_logits", "expert_weights"], "experts are not chosen from one projection")
             elif len(router) == 1:
-                why = "experts are chosen from the router_logits, or a bias is added first"
+                why = "experts are not chosen once, from a softmax or a sigmoid of the router_logits alone"
                 self._miss(["expert_weights"], why)
             return
         neurons = find_neurons(self._wiring, self._branch(mlp.node))
