@@ -9,6 +9,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import Place, Spliced, as_place
 from conewise.arguments import checked
 from conewise.circuits.evaluation import Evaluation
-from conewise.errors import DictionaryError, MissingSiteError, NoEffectWarning, describe
+from conewise.errors import DictionaryError, GradientError, MissingSiteError, NoEffectWarning, describe
 from conewise.extras import needs
 from conewise.files import write_whole
 from conewise.jobs.digests import inputs_digest
@@ -436,7 +437,7 @@ class FeatureSearch(Runnable[FeatureGraph]):
     # -- nodes ---------------------------------------------------------------------------------
 
     def _chosen(self, given: Any, top: int | None) -> tuple[FeatureNode, ...]:
-        """The features that are meant, in the order of dictionaries; by default the strongest of each."""
+        """The features that are meant, in the order of dictionaries: by default those that matter most."""
         if given is None:
             given = tuple(self.model.splices)
         if isinstance(given, str | Place):
@@ -453,10 +454,16 @@ class FeatureSearch(Runnable[FeatureGraph]):
         return tuple(sorted(dict.fromkeys(found), key=lambda node: (order[node.dictionary], node.pos)))
 
     def _active(self, name: str, top: int | None) -> list[FeatureNode]:
-        latents = self.run_of_base.read(Place(f"{name}.latents"))[0]
-        order = latents.flatten().abs().argsort(descending=True, stable=True)[: int((latents != 0).sum())]
-        width = latents.shape[-1]
-        return [self._node(name, at // width, at % width) for at in order[:top].tolist()]
+        """The features that are active, those first that matter most to the metric by their gradients."""
+        place = Place(f"{name}.latents")
+        latents = self.run_of_base.read(place)[0]
+        active, width = latents.flatten().nonzero()[:, 0], latents.shape[-1]
+        weight = latents
+        if top is not None and top < len(active):
+            with suppress(GradientError):  # a metric without gradients: then the strongest
+                weight = latents * self.run_of_base.gradients(self.metric, [place])[place][0]
+        order = weight.flatten()[active].abs().argsort(descending=True, stable=True)[:top]
+        return [self._node(name, at // width, at % width) for at in active[order].tolist()]
 
     def _node(self, name: str, pos: int, feature: int) -> FeatureNode:
         value = float(self.run_of_base.read(Place(f"{name}.latents"))[0, pos, feature])
@@ -475,8 +482,8 @@ class FeatureSearch(Runnable[FeatureGraph]):
         ):
             known = ", ".join(self.model.splices)
             raise DictionaryError(
-                f"a feature is one latent at one position, `cw.site('sae.latents', latent=7, pos=3)`, or the "
-                f"name of a dictionary ({known}) for its strongest, and {describe(given)} is neither."
+                "a feature is one latent at one position, `cw.site('sae.latents', latent=7, pos=3)`, or, by "
+                f"the name of a dictionary ({known}), those that matter most; {describe(given)} is neither."
             )
         length, width = self.run_of_base.read(Place(f"{name}.latents")).shape[1:]
         if not -length <= pos < length or not 0 <= feature < width:
@@ -693,9 +700,10 @@ def feature_graph(
     """Effects of features on features, and on a metric, for one prompt: every one of them exactly.
 
     `features` are those upstream, `targets` those that are read, by default the same: places such as
-    `cw.site("sae.latents", latent=7, pos=3)`, or names of dictionaries, of each of which the `top` strongest
-    are taken (None: all that are active). With `errors` and `embeddings`, these are nodes
-    too. Each node is set to zero in a world of its own, where all targets and the metric are read.
+    `cw.site("sae.latents", latent=7, pos=3)`, or names of dictionaries, of each of which `top` are taken,
+    those first whose activation × gradient on the metric is largest (None: all that are active). With
+    `errors` and `embeddings`, these are nodes too. Each node is set to zero in a world of its own, where all
+    targets and the metric are read.
 
     With nothing `frozen`, effects are those in the model as it is, through everything. `frozen` names parts
     that stay as they are in the run: "attention" (patterns), "norms" (scales), "mlps" and "features" (all

@@ -60,6 +60,10 @@ HOLES = {"cuda": 1.4}
 """Bytes of a device that torch's allocator has for each byte of tensors: it leaves holes between blocks."""
 
 
+NAMED = 60
+"""The longest name of a part of a site that a plan tells; of what is longer, the site's alone."""
+
+
 class Compilation:
     """Compiles what `spec` asks for runs of one shape. `patching` has the nodes that its cells patch.
 
@@ -464,7 +468,8 @@ class Compilation:
 
     def _why(self, programs: Sequence[PassProgram]) -> str:
         """Return why the worlds are computed in this way, what that does to the numbers, where it ends."""
-        sites = dict.fromkeys(str(place) for metric in self.spec.metrics for place in metric.reads)
+        read = (place for metric in self.spec.metrics for place in metric.reads)
+        sites = dict.fromkeys(str(one) if len(str(one)) < NAMED else one.name for one in read)
         is_inside = all(metric.reads and not metric.whole for metric in self.spec.metrics)
         ends = f"; nothing behind {', '.join(sites)} is computed" if is_inside else ""
         return f"{self._why_so(programs)}{ends}"
