@@ -57,5 +57,4 @@ graph = spliced.feature_graph(pair["clean"], metric=metric, top=60).run()
 print(graph)
 for top in (len(graph.nodes), 60, 20):
     print(graph.prune(top=top).evaluate(ablation="mean"))
-figure = graph.prune(top=40).plot()  # figure.show() opens it in a browser
 graph.prune(top=40).to_circuit_tracer("feature-circuit.json")

@@ -320,3 +320,26 @@ def test_what_cannot_be_read_is_said_before_the_run() -> None:
         sweep(cw.metric(lambda z: z[:, -1, 0, :3], reads=[cw.site("z", layer=1)])).run()
     with pytest.raises(SweepError, match="does not depend on 1 of 1 cells"):
         sweep(cw.site("resid_post", layer=0), cw.sites("z", layer=2)).plan()
+
+
+def test_padding_is_not_read_and_batches_have_one_length_of_a_vector() -> None:
+    ids, module = prompts(2, 1), tiny("llama").module
+    place, mlps = cw.site("resid_post", layer=1, pos=-1), cw.sites("mlp_out", layer=":")
+    left, right = torch.ones_like(ids), torch.ones_like(ids)
+    left[0, :2], right[0, -2:] = 0, 0
+    model = cw.capture(module, input_ids=ids, attention_mask=left)
+
+    def sweep(mask: Tensor, metric: Any) -> Any:
+        return model.sweep(
+            mlps, base={"input_ids": ids, "attention_mask": mask}, source="zero", metric=metric
+        )
+
+    assert sweep(left, place).run(verify=2).verification.ok
+    assert sweep(right, cw.site("resid_post", layer=1, pos=3)).run(verify=2).verification.ok
+    with pytest.raises(MetricError, match="Pad on the left"):
+        sweep(right, place).run()
+    batches = [{"input_ids": prompts(1, 1)}, {"input_ids": prompts(2, 3, 5)}]
+    found = tiny("llama").sweep(mlps, base=batches, source="zero", metric=place).run()
+    assert found.per_prompt.shape == (32, 3, 3)
+    with pytest.raises(MetricError, match=r"has \(7, 32\) in one and \(5, 32\) in another"):
+        tiny("llama").sweep(mlps, base=batches, source="zero", metric=cw.site("resid_post", layer=1))

@@ -769,7 +769,8 @@ def read(
     What no number of the place selects is an axis of a vector: of that place the features of the stream. With
     `direction` [d] it is the product with a vector along the last axis, with [k, d] that with each of k
     vectors; with `norm` the length along the last axis. A site itself is a metric too, that of all its
-    values. A negative `pos` counts from the last token of each prompt that the attention mask shows.
+    values. Positions are columns of the batch; one that is counted from the end has to be a token of every
+    prompt.
     """
     place = as_place(site)
     if direction is not None and norm:
@@ -886,22 +887,29 @@ def sites_at_run(metric: Metric, model: Any, inputs: Mapping[str, Tensor]) -> Me
         if at is not None or {"query_pos", "key_pos"} & part.keys():
             length = length_of(model.program, inputs, one.node)
             mask = shown_positions(model.program, inputs, one.node, one.site.stack)
-        if mask is not None and any(_is_from_end(part.get(axis)) for axis in ("pos", "query_pos", "key_pos")):
-            raise MetricError(
-                f"{place}: its position is counted from the end of the batch, where prompts have padding. "
-                "Pad on the left, so that the last position is that of every prompt, or give prompts of one "
-                "length at a time."
-            )
+        if mask is not None and length is not None:
+            shown = aligned(mask, length).all(0).tolist()
+            for axis in {"pos", "query_pos", "key_pos"} & part.keys():
+                own = _left(Place("", part={axis: _listed(part[axis])}), {axis: length})[axis]
+                if _is_from_end(part[axis]) and not all(shown[number] for number in own):
+                    raise MetricError(
+                        f"{place}: its position is counted from the end of the batch, where some prompt has "
+                        "padding. Pad on the left, so that the last position is that of every prompt, or "
+                        "give prompts of one length at a time."
+                    )
         if at is not None and length is not None:
-            numbers = _left(
-                replace(place, part={"pos": [at] if isinstance(at, int) else at}), {"pos": length}
-            )
+            numbers = _left(replace(place, part={"pos": _listed(at)}), {"pos": length})
             if isinstance(at, int) and not -length <= at < length:
                 raise MetricError(f"{place}: there is no position {at}, of {length}.")
             behind = [number - length for number in numbers["pos"]]
             part["pos"] = behind[0] if isinstance(at, int) else behind
         found.append(replace(one, part=part))
     return replace(metric, found=tuple(found))
+
+
+def _listed(part: Any) -> Any:
+    """A part of an axis as several numbers, where it is one."""
+    return [part] if isinstance(part, int) else part
 
 
 def _is_from_end(given: Any) -> bool:
@@ -1111,9 +1119,7 @@ def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], outp
         for one in metric.found:
             length = length_of(program, inputs, one.node) or 1
             part = one.part["pos"]
-            numbers = _left(
-                Place("", part={"pos": [part] if isinstance(part, int) else part}), {"pos": length}
-            )
+            numbers = _left(Place("", part={"pos": _listed(part)}), {"pos": length})
             furthest += [length - 1 - number for number in numbers["pos"]]
         return max(furthest)
     mask, given = shown_positions(program, inputs, output), metric.pos or (-1,)
