@@ -133,6 +133,26 @@ def test_a_dictionary_is_spliced_in_at_its_place(tmp_path: Path) -> None:
     assert torch.equal(base["tc.latents"], coder.encode(base["transformer.h.0.ln_2"]))
 
 
+def test_a_release_is_taken_from_the_cache_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    kept = tmp_path / "models--someone--saes"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    folder = kept / "snapshots" / "abc" / "layer_0" / "width_16k"
+    folder.mkdir(parents=True)
+    own = cw.dictionary(written(folder, "jumprelu"))
+    found = cw.dictionary("someone/saes", "layer_0/width_16k")
+    assert torch.equal(found.W_enc, own.W_enc)
+    with pytest.raises(DictionaryError, match="cannot be had from the hub or its cache"):
+        cw.dictionary("nobody/saes", "layer_0")
+    with pytest.raises(DictionaryError, match="no repository of the hub"):
+        cw.dictionary("gpt2-small-res-jb", "blocks.8.hook_resid_pre")
+
+
 def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:
     def refused(message: str, **how: Any) -> None:
         with pytest.raises(DictionaryError, match=message):

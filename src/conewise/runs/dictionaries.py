@@ -104,15 +104,22 @@ class Dictionary(nn.Module):
 
 @checked
 def dictionary(
-    folder: str | Path, *, dtype: str | torch.dtype | None = None, device: Any = None
+    folder: str | Path,
+    id: str | None = None,  # noqa: A002  # as SAE Lens calls it
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: Any = None,
 ) -> Dictionary:
     """A dictionary from a folder as SAE Lens writes it: `cfg.json` and `sae_weights.safetensors`.
+
+    With an `id`, the first is a repository of Hugging Face's hub, "owner/name", and the id the folder in it;
+    what the hub's cache on this machine holds is not downloaded again.
 
     Architectures: standard, topk, jumprelu, gated, and transcoders, with a skip connection or without.
     Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have that of its place.
     Raises DictionaryError where the folder holds something else, or what is not computed from a value alone.
     """
-    where = as_path(folder)
+    where = as_path(folder) if id is None else _from_hub(str(folder), id)
     settings = _settings(where)
     architecture = _architecture(where, settings)
     weights = _weights(where, architecture, _dtype(dtype), device)
@@ -132,6 +139,25 @@ def dictionary(
     made.architecture = architecture
     made.place, made.reads = (out, hook) if "transcoder" in architecture else (hook, "")
     return made.eval()
+
+
+def _from_hub(repository: str, name: str) -> Path:
+    """The folder of that name in a repository of the hub. Raises DictionaryError where it cannot be had."""
+    if repository.count("/") != 1:
+        raise DictionaryError(
+            f"{repository!r} is no repository of the hub, 'owner/name'. The page of a release says which one "
+            "it is; a folder on this machine needs no id."
+        )
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  # slow, and needed for the hub alone
+
+    folder = name.strip("/")
+    try:
+        found = Path(snapshot_download(repository, allow_patterns=[f"{folder}/*"]))
+    except Exception as error:  # it raises whatever it likes
+        raise DictionaryError(
+            f"{repository} cannot be had from the hub or its cache: {brief(error)}."
+        ) from error
+    return found / folder
 
 
 _SINGLE = frozenset(

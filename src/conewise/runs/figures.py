@@ -224,7 +224,7 @@ def feature_figure(
         },
         yaxis={"tickvals": list(range(len(rows))), "ticktext": [escaped(r) for r in rows], "showgrid": True},
         plot_bgcolor="rgba(0,0,0,0)",
-        height=_height(8 * len(rows)),
+        height=140 + 100 * len(rows),
     )
     return drawn
 
