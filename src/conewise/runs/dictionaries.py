@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from conewise.arguments import checked
 from conewise.errors import DictionaryError, UnusedWeightsWarning, warn
+from conewise.extras import needs
 from conewise.files import as_path, is_there, read_json
 from conewise.program.foreign import brief, translating
 
@@ -148,7 +149,8 @@ def _from_hub(repository: str, name: str) -> Path:
             f"{repository!r} is no repository of the hub, 'owner/name'. The page of a release says which one "
             "it is; a folder on this machine needs no id."
         )
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  # slow, and needed for the hub alone
+    with needs("hf"):
+        from huggingface_hub import snapshot_download  # noqa: PLC0415  # slow, and needed for the hub alone
 
     folder = name.strip("/")
     try:
