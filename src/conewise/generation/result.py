@@ -531,7 +531,7 @@ class SteeringStudy:
         page = document(
             "report/study.html",
             f"Steering {self.texts.name}",
-            styles=[asset("report/theme.css")],
+            styles=[asset("report/theme.css"), asset("report/page.css")],
             body=[Markup(part) for part in self._parts()],
         )
         return write_document(as_path(path), page, SweepError)
