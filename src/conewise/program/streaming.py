@@ -522,13 +522,8 @@ class Streamed(Tensor):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _streamed, (
-            self.stream,
-            self.number,
-            _empty_like(self),
-            self.steps,
-            isinstance(self, nn.Parameter),
-        )
+        like = _empty_like(self) if self.steps else None
+        return _streamed, (self.stream, self.number, like, self.steps, isinstance(self, nn.Parameter))
 
     def __deepcopy__(self, memo: Any) -> Any:
         return _streamed(self.stream, self.number, self, self.steps, isinstance(self, nn.Parameter))

@@ -174,7 +174,7 @@ class Planner:
                 Argument("precision", precision),
                 f" out{otherwise}.",
             )
-        counted = ("node_evaluations", "full_evaluations", "launches", "flops", "full_flops")
+        counted = ("node_evaluations", "full_evaluations", "launches", "flops", "full_flops", "moved_bytes")
         return replace(found, batches=batches, **{name: batches * getattr(found, name) for name in counted})
 
     def fitted(self, plan: SweepPlan, base: Reading, source: Reading | None) -> SweepPlan | None:
