@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from conewise.anatomy.places import Place, PlaceLike
@@ -283,6 +283,25 @@ class InputRun(Run):
             super()._check_lent()
 
 
+class _Either(Mapping[str, Any]):
+    """The values of two mappings, the first before the second; none is read before it is asked for."""
+
+    def __init__(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+        self._first, self._second = first, second
+
+    def __getitem__(self, name: str) -> Any:
+        return self._first[name] if name in self._first else self._second[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._first or name in self._second
+
+    def __iter__(self) -> Iterator[str]:
+        yield from {**dict.fromkeys(self._first), **dict.fromkeys(self._second)}
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 class PassRun(Reading):
     """A run whose values a pass computed, together with others: equal to its own up to rounding.
 
@@ -292,7 +311,10 @@ class PassRun(Reading):
     def __init__(self, run: InputRun, values: Mapping[str, Any]) -> None:
         super().__init__(run.model, None, run._sizes, run)
         self._run, self.values = run, values
-        self._known = {**run.model.program.source_values, **values}
+        weights = run.model.program.source_values
+        # Values that are still to be computed are read one by one.
+        is_computed = isinstance(values, dict)
+        self._known: Mapping[str, Any] = {**weights, **values} if is_computed else _Either(values, weights)
 
     @property
     def world(self) -> World:
