@@ -1,6 +1,6 @@
 """Top-k SAEs trained on the residual stream, then the circuit of their features on a prompt, exactly.
 
-With NAME = "smollm2", LAYERS = (5, 12, 20), LATENTS, TOP, STEPS = 2048, 32, 600 that takes minutes.
+With NAME = "smollm2", LAYERS = (5, 12, 20), LATENTS, TOP, STEPS = 2048, 32, 600 it is the same study.
 """
 
 import torch
