@@ -184,7 +184,7 @@ def test_a_run_of_other_arguments_is_refused() -> None:
     ):
         model.run(input_ids=torch.zeros(1, 12))
     with pytest.raises(InputMismatchError, match="'attention_mask' was not part of the captured call"):
-        model.run(**inputs(), attention_mask=torch.ones(2, 12))
+        model.run(**inputs(), attention_mask=torch.zeros(2, 12))
     with pytest.raises(InputMismatchError, match="captured with 2 dimensions"):
         model.run(input_ids=torch.zeros(12, dtype=torch.long))
 

@@ -415,7 +415,7 @@ def _expect_alike(
     asked = [axis for axis, choice in choices.items() if isinstance(choice, str)]
     own = _fixed(model, first)
     for layer in layers[1:] if asked else ():
-        there = _fixed(model, model.locate(Place(selector.name, layer, selector.stack)))
+        there = _fixed(model, model.locate(_place(selector, layer, MappingProxyType({}))))
         for axis in asked:
             if axis in own and own[axis] != there.get(axis, own[axis]):
                 raise SiteError(
