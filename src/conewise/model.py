@@ -293,7 +293,8 @@ class Model(Captured):
         Texts of one length are run together, at most `batch` at a time, up to the last site and no further.
         With `out`, a path that ends in .npy, the array is written there as it is computed, and never held.
         """
-        self._capture_for(texts)
+        has_text = isinstance(texts, list | tuple) and len(texts) > 0 and isinstance(texts[0], str)
+        self._capture_for(texts[0] if has_text else None)
         with within_memory("these activations"):
             return activations(self, texts, sites, pos, batch, out, progress)
 

@@ -105,3 +105,8 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         tiny("gpt2").activations(texts, sites, pos)  # type: ignore[arg-type]
+
+
+def test_a_model_that_was_just_loaded_reads_texts_of_several_lengths() -> None:
+    found = cw.load("tiny").activations(["Mary and John", "Mary"], "resid_post[layer=1]")
+    assert found.values.shape[0] == 2

@@ -85,7 +85,9 @@ def test_a_metric_that_gives_something_else(captured: Model, evaluator: str, met
 
 
 def test_a_metric_that_is_none(captured: Model) -> None:
-    with pytest.raises(MetricError, match=r"a metric is `logit_diff\(...\)`.* and 'accuracy' is neither"):
+    with pytest.raises(
+        MetricError, match=r"a metric is `logit_diff\(...\)`.* and 'accuracy' is none of these"
+    ):
         sweep_over(captured, metric="accuracy")
     with pytest.raises(SweepError, match="no metric: give one, or a list of several"):
         sweep_over(captured, metric=[])
@@ -149,7 +151,7 @@ def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
     with pytest.raises(MetricError, match="2 answer tokens and 3 wrong tokens; give one for all prompts"):
         cw.logit_diff([1, 2], [1, 2, 3])
     with pytest.raises(MetricError, match="1 answers and 2 wrong answers; give one for all prompts"):
-        answer_diff([[1, 2]], [[1], [2]])
+        answer_diff([[1, 2]], [[3], [4]])
     with pytest.raises(MetricError, match="token: no tokens; give one"):
         cw.prob([])
     for wrong in (3.5, None, True, 10**30):

@@ -194,7 +194,8 @@ ReadMetric = Annotated[
     Metric,
     _change(
         "--metric",
-        "logit-diff: answer minus wrong. prob: of the answer. kl: from the clean prediction.",
+        "logit-diff: answer minus wrong. prob: of the answer. prob-diff: of the answer minus that of the "
+        "wrong one. kl: from the clean prediction.",
     ),
 ]
 Plan = Annotated[bool, _running("--plan", "Report the exact cost and run nothing.")]

@@ -238,7 +238,7 @@ def expect_writable_file(path: Path, option: str) -> None:
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
     """A plan as JSON has it."""
-    return {**plan.costs(), "chunks": list(plan.chunks), "ratio": plan.ratio}
+    return {**plan.costs(), "moved_bytes": plan.moved_bytes, "chunks": list(plan.chunks), "ratio": plan.ratio}
 
 
 def result_json(result: Result, story: Story) -> dict[str, Any]:

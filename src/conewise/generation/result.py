@@ -46,6 +46,9 @@ class TextCheck:
         """True if all are the same, token by token."""
         return not self.wrong
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     def __repr__(self) -> str:
         if self.ok:
             return f"{self.texts} texts written again by hooks on the module alone: all equal"

@@ -170,7 +170,7 @@ SHARED: dict[str, Schema] = {
                 *("clean", "corrupted", "zero", "mean", "noise"),
                 description="What is put at a site: the values of a run, or none of a run.",
             ),
-            "metric": _one_of("logit_diff", "prob", "kl"),
+            "metric": _one_of("logit_diff", "prob", "prob_diff", "kl"),
             "metric_in_words": _text("What the metric says."),
             "prompts": _positive("Number of pairs of prompts."),
             "lengths": _list(
