@@ -282,7 +282,7 @@ def outcome(
     first = [given.pop(parameter.name if parameter.kind.name == "POSITIONAL_ONLY" else "module", None)]
     first = first if "module" in arguments else []
     try:
-        with warnings.catch_warnings(), limited():
+        with warnings.catch_warnings(), limited(90):  # five workers start in less, on two busy cores
             warnings.simplefilter("ignore")
             function(*first, **given)
     except ConewiseError as error:

@@ -144,7 +144,7 @@ def test_a_metric_and_a_patch_ask_only_for_what_they_need() -> None:
     told = Done("plan", "tiny", "--json", "--clean", CLEAN, "--source", "zero", "--metric", "kl").json("plan")
     assert told["question"]["base"] == "clean"
     assert told["question"]["direction"] == "noise"
-    assert told["question"]["source"] is None
+    assert told["question"]["source"] == "zero"
     told = Done("plan", "tiny", "--json", *PAIR[:6], "--metric", "prob").json("plan")
     assert told["question"]["direction"] == "denoise"
 

@@ -58,8 +58,8 @@ PROMPTS: list[tuple[Any, str]] = [
 
 ASKED: list[tuple[dict[str, Any], str]] = [
     ({"metric": "accuracy"}, "no metric 'accuracy'"),
-    ({"metric": 3}, "is neither"),
-    ({"metric": None}, "is neither"),
+    ({"metric": 3}, "is none of these"),
+    ({"metric": None}, "is none of these"),
     ({"metric": cw.logit([1, 2, 3])}, "is made for 3 prompts, and 2 were given"),
     ({"metric": cw.logit(10_000)}, "not in the vocabulary|10000"),
     ({"source": "swap"}, "'swap' is none of them"),

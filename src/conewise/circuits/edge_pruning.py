@@ -67,14 +67,14 @@ class EdgePruning(Runnable[Circuit]):
         return PruningPlan(self.asked.graph.count, self.training.steps, self.training.steps * each)
 
     def _run(self, how: How) -> Circuit:
-        for name in ("workers", "resume", "max_memory"):
-            if getattr(how, name):
+        for option in (Argument("workers"), Argument("resume"), Argument("max_memory")):
+            if getattr(how, option.name):
                 raise CircuitError(
                     "a training is one sequence of steps in this process, each of which holds all of its ",
                     "prompts; ",
                     Argument("batch_size"),
                     " makes it less. Leave out ",
-                    Argument(name),
+                    option,
                     ".",
                 )
         if how.out is not None and is_there(as_path(how.out) / CIRCUIT, Path.is_file):

@@ -88,15 +88,13 @@ def with_residue(total: Tensor, residue: Tensor, stream: Tensor) -> Tensor:
 class ReplacedParts:
     """The parts of all writers and what replaces them, where parts are the same wherever the stream is read.
 
-    `parts` and `given` are [writer, batch, pos, d_model], `apart` is their difference. `given` may have one
-    position for all; where it has not, `both` has the two as [writer, 2, batch, pos, d_model]. By entry:
-    `streams` of the run, those where all is `replaced`, `constants`, which no writer wrote, `residues`, what
-    rounding left between a stream and the sum of its parts.
+    `parts` and `given` are [writer, batch, pos, d_model], `apart` is their difference; `given` may have one
+    position for all. By entry: `streams` of the run, those where all is `replaced`, `constants`, which no
+    writer wrote, `residues`, what rounding left between a stream and the sum of its parts.
     """
 
     parts: Tensor
     given: Tensor
-    both: Tensor | None
     apart: Tensor
     streams: Mapping[str, Tensor]
     replaced: Mapping[str, Tensor]
@@ -127,19 +125,18 @@ class ReplacedParts:
             for entry, count in (counts.items() if is_rounded else ())
         }
         norms = part_norms(parts), part_norms(given.expand_as(parts))
-        return cls(*_beside(parts, given), given - parts, streams, replaced, constants, residues, norms)
+        return cls(parts, given, given - parts, streams, replaced, constants, residues, norms)
 
     def at_last(self) -> ReplacedParts:
         """The same at the last position."""
         batch, positions = self.parts.shape[1:3]
-        parts, given, apart = (one[:, :, -1:] for one in (self.parts, self.given, self.apart))
+        parts, given, apart = (one[:, :, -1:].contiguous() for one in (self.parts, self.given, self.apart))
         streams, replaced, constants, residues = (
             {entry: value[:, -1:] for entry, value in one.items()}
             for one in (self.streams, self.replaced, self.constants, self.residues)
         )
         own, other = (one.reshape(-1, batch, positions)[:, :, -1] for one in self.norms)
-        found = *_beside(parts, given), apart.contiguous()
-        return ReplacedParts(*found, streams, replaced, constants, residues, (own, other))
+        return ReplacedParts(parts, given, apart, streams, replaced, constants, residues, (own, other))
 
     def seen(self, entry: str, lost: Mask) -> Tensor:
         """[row, batch, pos, d_model]: the streams at an entry of which [row, writer] are replaced."""
@@ -169,11 +166,7 @@ class ReplacedParts:
         kept[:, others] = False
         if not lost.any():
             return mixed(kept, self.parts[:count]).add_(self.constants[entry])
-        if self.both is None:
-            found = mixed(kept, self.parts[:count]).add_(mixed(lost, self.given[:count]))
-        else:
-            weights = np.stack([kept, lost], 2).reshape(len(lost), -1)
-            found = mixed(weights, self.both[:count].flatten(0, 1))
+        found = mixed(kept, self.parts[:count]).add_(mixed(lost, self.given[:count]))
         return found.add_(self.constants[entry])
 
     def settled(self, entry: str, total: Tensor) -> Tensor:
@@ -181,14 +174,6 @@ class ReplacedParts:
         if entry not in self.residues:
             return total
         return with_residue(total, self.residues[entry], self.streams[entry])
-
-
-def _beside(parts: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Parts and what replaces them, of one shape as views of both: one product adds them up."""
-    if given.shape != parts.shape:
-        return parts.contiguous(), given.contiguous(), None
-    both = torch.stack([parts, given], 1)
-    return both[:, 0], both[:, 1], both
 
 
 def numbers_of(rows: Any, device: torch.device) -> Tensor:

@@ -11,8 +11,10 @@ PAGES = {name: (ROOT / "docs" / name).read_text("utf-8") for name in NAMES}
 
 
 def headings(page: str) -> set[str]:
+    """The anchors of a page: those of its headings, and those that are written out in front of them."""
     lines = [line.lstrip("# ") for line in page.splitlines() if line.startswith("#")]
-    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+    written = set(re.findall(r'<a id="([\w-]+)">', page))
+    return written | {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 def test_every_anchor_that_a_docstring_names_is_a_heading() -> None:
