@@ -528,7 +528,7 @@ def find_circuit(
         return EdgePruning(given, top, training)
     learning = {"top": top, "steps": steps, "lr": lr, "seed": seed, "batch_size": batch_size}
     for name in (name for name, one in learning.items() if one is not None):
-        raise CircuitError(Argument(name), " is for method='edge-pruning', not for ACDC.")
+        raise CircuitError(f"`{name}` is for method='edge-pruning', not for ACDC.")
     if threshold is None:
         raise CircuitError(
             "ACDC keeps edges by ", Argument("threshold"), ", a change of the metric; give one."

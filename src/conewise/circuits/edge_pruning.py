@@ -70,10 +70,8 @@ class EdgePruning(Runnable[Circuit]):
         for option in (Argument("workers"), Argument("resume"), Argument("max_memory")):
             if getattr(how, option.name):
                 raise CircuitError(
-                    "a training is one sequence of steps in this process, each of which holds all of its ",
-                    "prompts; ",
-                    Argument("batch_size"),
-                    " makes it less. Leave out ",
+                    "a training is one sequence of steps in this process, each of which holds all of its "
+                    "prompts; `batch_size` makes it less. Leave out ",
                     option,
                     ".",
                 )
