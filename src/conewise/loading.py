@@ -152,7 +152,7 @@ def load(
         if max_memory is not None and weights is None:
             raise LoadError(
                 "a model that is loaded whole takes what it takes. Give ",
-                Argument("weights", "stream"),
+                "`weights='stream'`",
                 " with ",
                 Argument("max_memory"),
                 ", or give the budget to what computes: `sweep.run(max_memory=...)`.",

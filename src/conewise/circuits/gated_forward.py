@@ -27,7 +27,7 @@ from conewise.circuits.head_slices import by_head
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, can_stack
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts, wide
-from conewise.errors import Argument, CircuitError, GradientError
+from conewise.errors import CircuitError, GradientError
 from conewise.program.tensors import brought, recording
 from conewise.runs.captured import Captured
 from conewise.runs.hard_concrete import HardConcrete
@@ -167,9 +167,7 @@ def in_batches(model: Captured, prompts: Any, batch_size: int | None) -> Any:
     if batch_size is None:
         return prompts
     if prompts is None:
-        raise CircuitError(
-            Argument("batch_size"), " is for prompts, and runs are one batch each: give `prompts`."
-        )
+        raise CircuitError("`batch_size` is for prompts, and runs are one batch each: give `prompts`.")
     read = read_prompts(model, prompts)
     groups = (group[at : at + batch_size] for group in read.groups for at in range(0, len(group), batch_size))
     return replace(read, groups=tuple(groups))
