@@ -150,8 +150,8 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
 def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
     with pytest.raises(MetricError, match="2 answer tokens and 3 wrong tokens; give one for all prompts"):
         cw.logit_diff([1, 2], [1, 2, 3])
-    with pytest.raises(MetricError, match="1 answers and 2 wrong answers; give one for all prompts"):
-        answer_diff([[1, 2]], [[3], [4]])
+    with pytest.raises(MetricError, match="2 answers and 3 wrong answers; give one for all prompts"):
+        answer_diff([[1, 2], [5]], [[3], [4], [6]])
     with pytest.raises(MetricError, match="token: no tokens; give one"):
         cw.prob([])
     for wrong in (3.5, None, True, 10**30):
