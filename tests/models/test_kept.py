@@ -25,6 +25,10 @@ from tests.program.small_llama import small_llama
 
 IDS = torch.tensor([[3, 9, 4, 17, 8, 2, 30]])
 
+FIRST = """
+import sys, torch, conewise as cw
+cw.load(sys.argv[1]).run(input_ids=torch.tensor({ids}))
+"""
 SECOND = """
 import sys, torch, conewise as cw
 from conewise.program.module_state import digest_of_state
@@ -84,10 +88,9 @@ def test_another_process_has_the_program_without_transformers(folder: Path) -> N
     command = [sys.executable, "-c", SECOND.format(ids=IDS.tolist()), str(folder)]
     # The entry is a process' own: what other tests left in this one, such as settings, is part of a digest.
     shutil.rmtree(folder.parent / "cache")
-    _, lines = (
-        subprocess.check_output(command, text=True, env={**os.environ, "PYTHONHASHSEED": "7"}).splitlines()
-        for _ in range(2)
-    )
+    given: dict[str, Any] = {"text": True, "env": {**os.environ, "PYTHONHASHSEED": "7"}}
+    first_process = [sys.executable, "-c", FIRST.format(ids=IDS.tolist()), str(folder)]
+    _, lines = (subprocess.check_output(one, **given).splitlines() for one in (first_process, command))
     assert lines[0] == "False False True"
     assert json.loads(lines[1]) == expected.values.flatten().tolist()
     total = base.outputs.logits.double().sum().item()

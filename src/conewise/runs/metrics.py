@@ -23,7 +23,7 @@ from conewise.anatomy.padding import aligned, length_of, reads_ahead, shown_posi
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import EdgePlace, Place, PlaceLike, Places, SourcedPlace, as_place, expect_few
 from conewise.anatomy.sites import Located
-from conewise.arguments import Count, checked
+from conewise.arguments import Count, checked, has_items
 from conewise.errors import MetricError, PromptError, WeightsChangedError, describe
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import Keyed, expect_key
@@ -824,6 +824,8 @@ def _places(given: Any) -> tuple[Place, ...]:
     is_one = isinstance(given, str | Place) or (
         isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int)  # ("z", 2)
     )
+    if not is_one and (not has_items(given) or isinstance(given, bytes)):
+        raise MetricError(f"a metric reads a site, or a list of them, and {describe(given)} is neither.")
     found: list[Place] = []
     for one in [given] if is_one else given:
         found += list(one) if isinstance(one, Places) else [one if isinstance(one, Place) else as_place(one)]
