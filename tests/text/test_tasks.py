@@ -12,8 +12,8 @@ import conewise as cw
 from conewise.errors import PromptError
 from conewise.model import Model
 from conewise.text import tasks
-from conewise.text.prompts import as_pairs, tokenize
-from conewise.text.tasks import TASKS, Draft, Words, is_well_formed, templates_of
+from conewise.text.prompts import Pair, as_pairs, tokenize
+from conewise.text.tasks import TASKS, Words, is_well_formed, templates_of
 from tests.cli.commands import Done
 
 CLEAN, CORRUPTED = (
@@ -90,7 +90,7 @@ def test_train_and_test_share_no_template() -> None:
     ],
 )
 def test_what_is_well_formed(clean: str, corrupted: str, answer: str, *, well_formed: bool) -> None:
-    draft = Draft(clean, corrupted, (answer,), (" John",))
+    draft = Pair(clean, corrupted, (answer,), (" John",))
     assert is_well_formed(draft, Words(tiny().tokenizer)) is well_formed
 
 

@@ -24,7 +24,7 @@ from conewise.runs.run import baseline
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.planner import facts_of
 from conewise.text.ask import capture_with
-from conewise.text.prompts import as_pairs, tokenize
+from conewise.text.prompts import FIELDS, Pair, as_pairs, tokenize
 from conewise.text.tokens import expect_decodes, token_ids, unknown_token
 
 Row = dict[str, Any]
@@ -39,28 +39,37 @@ REPEATS = 20
 """After so many drafts for each row found, with no new one among them, there are no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A pair of prompts that may be well-formed for a tokenizer."""
-
-    clean: str
-    corrupted: str
-    answers: tuple[str, ...]
-    wrong_answers: tuple[str, ...]
-
-
-Draw = Callable[[str, random.Random, "Words"], Draft | None]
+Draw = Callable[[str, random.Random, "Words"], Pair | None]
 """Fills a template at random; None where the draw says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task: its templates, and how one of them is filled."""
+    """A task in a few words, its templates, and how one of them is filled."""
 
-    name: str
+    what: str
     templates: tuple[str, ...]
     draw: Draw
-    what: str
+
+
+TASKS: dict[str, Task] = {}
+"""The tasks, by name."""
+
+
+def _task(what: str, *templates: str) -> Callable[[Draw], Callable[..., list[Row]]]:
+    """Add a task that fills templates so, under the function's name, which then draws rows as `make` does."""
+
+    def added(draw: Draw) -> Callable[..., list[Row]]:
+        name = draw.__name__
+
+        def rows(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
+            return make(name, model, n, seed=seed, split=split)
+
+        TASKS[name] = Task(what, templates, draw)
+        rows.__name__, rows.__doc__ = name, draw.__doc__
+        return rows
+
+    return added
 
 
 class Words:
@@ -136,65 +145,37 @@ NOUNS = _words(
     "voyage marriage treaty dispute construction investigation tournament"
 )
 PRAISE = _words("friend person leader student teacher cook driver neighbor guest worker")
-CAPITALS = {
-    "France": "Paris",
-    "Germany": "Berlin",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Russia": "Moscow",
-    "Japan": "Tokyo",
-    "China": "Beijing",
-    "Egypt": "Cairo",
-    "Greece": "Athens",
-    "Austria": "Vienna",
-    "Ireland": "Dublin",
-    "Poland": "Warsaw",
-    "Portugal": "Lisbon",
-    "Cuba": "Havana",
-    "Peru": "Lima",
-    "Norway": "Oslo",
-    "Sweden": "Stockholm",
-    "Hungary": "Budapest",
-    "Turkey": "Ankara",
-    "Iran": "Tehran",
-    "Iraq": "Baghdad",
-    "Syria": "Damascus",
-    "Canada": "Ottawa",
-    "England": "London",
-    "Kenya": "Nairobi",
-    "Belgium": "Brussels",
-    "Thailand": "Bangkok",
-    "Lebanon": "Beirut",
-    "Libya": "Tripoli",
-}
+CAPITALS = dict(
+    pair.split(":")
+    for pair in _words(
+        "France:Paris Germany:Berlin Italy:Rome Spain:Madrid Russia:Moscow Japan:Tokyo China:Beijing "
+        "Egypt:Cairo Greece:Athens Austria:Vienna Ireland:Dublin Poland:Warsaw Portugal:Lisbon "
+        "Cuba:Havana Peru:Lima Norway:Oslo Sweden:Stockholm Hungary:Budapest Turkey:Ankara Iran:Tehran "
+        "Iraq:Baghdad Syria:Damascus Canada:Ottawa England:London Kenya:Nairobi Belgium:Brussels "
+        "Thailand:Bangkok Lebanon:Beirut Libya:Tripoli"
+    )
+)
 COLOURS = _words("red blue green yellow black white brown gray pink purple orange")
 OBJECTS = _words("box ball car cup hat chair door shirt bag pen table lamp coat bottle book")
-SUBJECTS = {
-    "key": "keys",
-    "boy": "boys",
-    "girl": "girls",
-    "dog": "dogs",
-    "car": "cars",
-    "book": "books",
-    "teacher": "teachers",
-    "doctor": "doctors",
-    "student": "students",
-    "author": "authors",
-    "farmer": "farmers",
-    "picture": "pictures",
-    "letter": "letters",
-    "friend": "friends",
-    "worker": "workers",
-    "horse": "horses",
-    "house": "houses",
-    "ship": "ships",
-    "tree": "trees",
-}
+SUBJECTS = _words(  # which take an s when there are several
+    "key boy girl dog car book teacher doctor student author farmer picture letter friend worker "
+    "horse house ship tree"
+)
 VERBS = (("is", "are"), ("was", "were"), ("has", "have"))
 LETTERS = "ABCD"
 
 
-def _ioi(template: str, drawn: random.Random, words: Words) -> Draft | None:
+@_task(
+    "indirect object identification: who of two people something is given to (Wang et al. 2022)",
+    "When {one} and {other} went to the {place}, {subject} gave a {thing} to",
+    "Then, {one} and {other} went to the {place}. {subject} gave a {thing} to",
+    "After {one} and {other} went to the {place}, {subject} gave a {thing} to",
+    "While {one} and {other} were working at the {place}, {subject} gave a {thing} to",
+    "Then, {one} and {other} had a long argument, and afterwards {subject} said to",
+    "One day {one} and {other} walked to the {place}, where {subject} handed a {thing} to",
+)
+def ioi(template: str, drawn: random.Random, words: Words) -> Pair | None:
+    """Rows of indirect object identification; in the corrupted prompt the other one acts. See `make`."""
     names = words.usable([*HE, *SHE])
     if len(names) < 2:
         return None
@@ -203,10 +184,17 @@ def _ioi(template: str, drawn: random.Random, words: Words) -> Draft | None:
     places, things = words.usable(PLACES), words.usable(THINGS)
     filled = {"one": one, "other": other, "place": _any(drawn, places), "thing": _any(drawn, things)}
     clean, corrupted = (template.format(**filled, subject=name) for name in (subject, recipient))
-    return Draft(clean, corrupted, (f" {recipient}",), (f" {subject}",))
+    return Pair(clean, corrupted, (f" {recipient}",), (f" {subject}",))
 
 
-def _greater_than(template: str, drawn: random.Random, words: Words) -> Draft | None:
+@_task(
+    "a year that is greater than another one of its century (Hanna et al. 2023)",
+    "The {noun} lasted from the year {year} to the year {century}",
+    "The {noun} started in the year {year} and ended in the year {century}",
+    "The {noun} went on from {year} to {century}",
+)
+def greater_than(template: str, drawn: random.Random, words: Words) -> Pair | None:
+    """Rows of greater-than: years of two digits, or the digit of the tens where numbers are split."""
     noun, century = drawn.choice(NOUNS), drawn.randint(11, 19)
     year = drawn.randint(2, 97)
     texts = (template.format(noun=noun, year=f"{century}{at:02d}", century=century) for at in (year, 1))
@@ -219,28 +207,53 @@ def _greater_than(template: str, drawn: random.Random, words: Words) -> Draft | 
         tens = year // 10
         above = tuple(str(digit) for digit in range(tens + 1, 10))
         below = tuple(str(digit) for digit in range(tens))
-    return Draft(clean, corrupted, above, below)
+    return Pair(clean, corrupted, above, below)
 
 
-def _gendered_pronoun(template: str, drawn: random.Random, words: Words) -> Draft | None:
+@_task(
+    "he or she, by a name (Mathwin et al. 2023)",
+    "So {name} is a really great {praise}, isn't",
+    "{name} is such a good {praise}, isn't",
+    "{name} went to the {place} because",
+    "{name} was late for the {place}, so",
+)
+def gendered_pronoun(template: str, drawn: random.Random, words: Words) -> Pair | None:
+    """Rows of gendered pronouns: he or she, by a name. See `make`."""
     men, women = words.usable(HE), words.usable(SHE)
     if not men or not women:
         return None
     filled = {"praise": drawn.choice(PRAISE), "place": drawn.choice(PLACES)}
     pairs = [(drawn.choice(men), " he"), (drawn.choice(women), " she")]
     (name, answer), (other, wrong) = drawn.sample(pairs, 2)
-    return Draft(
+    return Pair(
         template.format(name=name, **filled), template.format(name=other, **filled), (answer,), (wrong,)
     )
 
 
-def _country_capital(template: str, drawn: random.Random, _: Words) -> Draft | None:
+@_task(
+    "the capital of a country",
+    "The capital of {country} is the city of",
+    "The capital city of {country} is called",
+    "Q: What is the capital of {country}?\nA: The capital is",
+    "People in {country} are governed from the capital,",
+)
+def country_capital(template: str, drawn: random.Random, _: Words) -> Pair | None:
+    """Rows of countries and their capitals. See `make`."""
     one, other = drawn.sample(sorted(CAPITALS), 2)
     clean, corrupted = (template.format(country=country) for country in (one, other))
-    return Draft(clean, corrupted, (f" {CAPITALS[one]}",), (f" {CAPITALS[other]}",))
+    return Pair(clean, corrupted, (f" {CAPITALS[one]}",), (f" {CAPITALS[other]}",))
 
 
-def _arithmetic(template: str, drawn: random.Random, words: Words) -> Draft | None:
+@_task(
+    "sums and differences whose result is one token",
+    "1+2=3\n7-2=5\n{a}{sign}{b}=",
+    "4-3=1\n2+2=4\n5+3=8\n{a}{sign}{b}=",
+    "3 + 1 = 4\n9 - 2 = 7\n{a} {sign} {b} = ",
+    "The {word} of {a} and {b} is ",
+    "What is the {word} of {a} and {b}? The answer is ",
+)
+def arithmetic(template: str, drawn: random.Random, words: Words) -> Pair | None:
+    """Rows of sums and differences; the corrupted prompt has other numbers. See `make`."""
     most = 99 if words.keeps_numbers(template.format(a=1, sign="+", b=2, word="sum")) else 9
     plus = drawn.random() < 0.5
 
@@ -253,10 +266,17 @@ def _arithmetic(template: str, drawn: random.Random, words: Words) -> Draft | No
     if right == wrong or 0 in (b, d):
         return None
     clean, corrupted = (template.format(a=x, b=y, **filled) for x, y in ((a, b), (c, d)))
-    return Draft(clean, corrupted, (str(right),), (str(wrong),))
+    return Pair(clean, corrupted, (str(right),), (str(wrong),))
 
 
-def _mcqa(template: str, drawn: random.Random, _: Words) -> Draft | None:
+@_task(
+    "the letter of the choice that a sentence names (Wiegreffe et al. 2024)",
+    "The {thing} is {colour}. What color is the {thing}?\n{choices}\nAnswer:",
+    "Question: A {thing} is {colour}. What color is it?\n{choices}\nAnswer:",
+    "{colour} is the color of the {thing}. Which color is that?\n{choices}\nThe answer is",
+)
+def mcqa(template: str, drawn: random.Random, _: Words) -> Pair | None:
+    """Rows of questions with four choices; the corrupted prompt has them in another order. See `make`."""
     choices, thing = drawn.sample(COLOURS, len(LETTERS)), drawn.choice(OBJECTS)
     right = drawn.choice(choices)
     moved = drawn.sample(choices, len(choices))
@@ -269,107 +289,29 @@ def _mcqa(template: str, drawn: random.Random, _: Words) -> Draft | None:
 
     answer = LETTERS[choices.index(right)]
     wrong = tuple(f" {letter}" for letter in LETTERS if letter != answer)
-    return Draft(shown(choices), shown(moved), (f" {answer}",), wrong)
+    return Pair(shown(choices), shown(moved), (f" {answer}",), wrong)
 
 
-def _subject_verb(template: str, drawn: random.Random, _: Words) -> Draft | None:
+@_task(
+    "the number of a verb, by its subject and not by the noun beside it (Linzen et al. 2016)",
+    "The {subject} near the {near}",
+    "The {subject} behind the {near}",
+    "Everybody knows that the {subject} next to the {near}",
+)
+def subject_verb(template: str, drawn: random.Random, _: Words) -> Pair | None:
+    """Rows of subject–verb agreement, with a noun of the other number between. See `make`."""
     subject, attractor = drawn.sample(sorted(SUBJECTS), 2)
     verbs = drawn.choice(VERBS)
     number = drawn.randrange(2)
-    forms = (subject, SUBJECTS[subject])
-    near = (attractor, SUBJECTS[attractor])[1 - number]
+    forms = (subject, f"{subject}s")
+    near = (attractor, f"{attractor}s")[1 - number]
     clean, corrupted = (template.format(subject=forms[at], near=near) for at in (number, 1 - number))
-    return Draft(clean, corrupted, (f" {verbs[number]}",), (f" {verbs[1 - number]}",))
+    return Pair(clean, corrupted, (f" {verbs[number]}",), (f" {verbs[1 - number]}",))
 
 
 def _any(drawn: random.Random, words: Sequence[str]) -> str:
     """A word, or one that is none where there is no usable one: its draft is not well-formed."""
     return drawn.choice(words) if words else "\N{REPLACEMENT CHARACTER}"
-
-
-TASKS: Mapping[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "ioi",
-            (
-                "When {one} and {other} went to the {place}, {subject} gave a {thing} to",
-                "Then, {one} and {other} went to the {place}. {subject} gave a {thing} to",
-                "After {one} and {other} went to the {place}, {subject} gave a {thing} to",
-                "While {one} and {other} were working at the {place}, {subject} gave a {thing} to",
-                "Then, {one} and {other} had a long argument, and afterwards {subject} said to",
-                "One day {one} and {other} walked to the {place}, where {subject} handed a {thing} to",
-            ),
-            _ioi,
-            "indirect object identification: who of two people something is given to (Wang et al. 2022)",
-        ),
-        Task(
-            "greater_than",
-            (
-                "The {noun} lasted from the year {year} to the year {century}",
-                "The {noun} started in the year {year} and ended in the year {century}",
-                "The {noun} went on from {year} to {century}",
-            ),
-            _greater_than,
-            "a year that is greater than another one of its century (Hanna et al. 2023)",
-        ),
-        Task(
-            "gendered_pronoun",
-            (
-                "So {name} is a really great {praise}, isn't",
-                "{name} is such a good {praise}, isn't",
-                "{name} went to the {place} because",
-                "{name} was late for the {place}, so",
-            ),
-            _gendered_pronoun,
-            "he or she, by a name (Mathwin et al. 2023)",
-        ),
-        Task(
-            "country_capital",
-            (
-                "The capital of {country} is the city of",
-                "The capital city of {country} is called",
-                "Q: What is the capital of {country}?\nA: The capital is",
-                "People in {country} are governed from the capital,",
-            ),
-            _country_capital,
-            "the capital of a country",
-        ),
-        Task(
-            "arithmetic",
-            (
-                "1+2=3\n7-2=5\n{a}{sign}{b}=",
-                "4-3=1\n2+2=4\n5+3=8\n{a}{sign}{b}=",
-                "3 + 1 = 4\n9 - 2 = 7\n{a} {sign} {b} = ",
-                "The {word} of {a} and {b} is ",
-                "What is the {word} of {a} and {b}? The answer is ",
-            ),
-            _arithmetic,
-            "sums and differences whose result is one token",
-        ),
-        Task(
-            "mcqa",
-            (
-                "The {thing} is {colour}. What color is the {thing}?\n{choices}\nAnswer:",
-                "Question: A {thing} is {colour}. What color is it?\n{choices}\nAnswer:",
-                "{colour} is the color of the {thing}. Which color is that?\n{choices}\nThe answer is",
-            ),
-            _mcqa,
-            "the letter of the choice that a sentence names (Wiegreffe et al. 2024)",
-        ),
-        Task(
-            "subject_verb",
-            (
-                "The {subject} near the {near}",
-                "The {subject} behind the {near}",
-                "Everybody knows that the {subject} next to the {near}",
-            ),
-            _subject_verb,
-            "the number of a verb, by its subject and not by the noun beside it (Linzen et al. 2016)",
-        ),
-    )
-}
-"""The tasks, by name."""
 
 
 # -- rows ----------------------------------------------------------------------------------------------
@@ -405,7 +347,9 @@ def make(name: str, model: Any, n: int = 100, *, seed: int = 0, split: str = "al
                 if repeated > TRIES + REPEATS * len(found):
                     break
             elif is_well_formed(draft, words):
-                found[draft.clean, draft.corrupted] = _row(draft, at)
+                row = {name: getattr(draft, name) for name in FIELDS[:2]}
+                row |= {name: list(getattr(draft, name)) for name in FIELDS[2:]}
+                found[draft.clean, draft.corrupted] = {**row, "template": str(at)}
                 repeated = 0
                 if len(found) == n:
                     return list(found.values())
@@ -427,7 +371,7 @@ def templates_of(task: Task, split: str) -> dict[int, str]:
     return {number: task.templates[number] for number in numbers}
 
 
-def is_well_formed(draft: Draft, words: Words) -> bool:
+def is_well_formed(draft: Pair, words: Words) -> bool:
     """True if both prompts have equally many known tokens, and every answer is a token behind the prompt."""
     both = (draft.clean, draft.corrupted)
     answers = (*draft.answers, *draft.wrong_answers)
@@ -450,51 +394,6 @@ def _in_turn(templates: Mapping[int, str], drawn: random.Random) -> Iterator[int
     """The templates, each as often as the others, in a random order."""
     while True:
         yield from drawn.sample(list(templates), len(templates))
-
-
-def _row(draft: Draft, template: int) -> Row:
-    return {
-        "clean": draft.clean,
-        "corrupted": draft.corrupted,
-        "answers": list(draft.answers),
-        "wrong_answers": list(draft.wrong_answers),
-        "template": str(template),
-    }
-
-
-def ioi(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of indirect object identification; in the corrupted prompt the other one acts. See `make`."""
-    return make("ioi", model, n, seed=seed, split=split)
-
-
-def greater_than(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of greater-than: years of two digits, or the digit of the tens where numbers are split."""
-    return make("greater_than", model, n, seed=seed, split=split)
-
-
-def gendered_pronoun(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of gendered pronouns: he or she, by a name. See `make`."""
-    return make("gendered_pronoun", model, n, seed=seed, split=split)
-
-
-def country_capital(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of countries and their capitals. See `make`."""
-    return make("country_capital", model, n, seed=seed, split=split)
-
-
-def arithmetic(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of sums and differences; the corrupted prompt has other numbers. See `make`."""
-    return make("arithmetic", model, n, seed=seed, split=split)
-
-
-def mcqa(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of questions with four choices; the corrupted prompt has them in another order. See `make`."""
-    return make("mcqa", model, n, seed=seed, split=split)
-
-
-def subject_verb(model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Rows of subject–verb agreement, with a noun of the other number between. See `make`."""
-    return make("subject_verb", model, n, seed=seed, split=split)
 
 
 @checked
