@@ -106,59 +106,33 @@ make_df_from_ranges = ranges_frame
 # -- what of an activation is patched, by the indices of a cell ------------------------------
 
 
-def layer_pos_patch_setter(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    """Patch [batch, pos, ...] at index = [layer, pos]."""
-    _, pos = index
-    corrupted[:, pos] = clean[:, pos]
-    return corrupted
+SELECTED: dict[Setter, tuple[str, ...]] = {}
+"""The axes that each setter of this module selects on, one for each index after the layer."""
 
 
-def layer_pos_head_vector_patch_setter(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    """Patch [batch, pos, head, ...] at index = [layer, pos, head]."""
-    _, pos, head = index
-    corrupted[:, pos, head] = clean[:, pos, head]
-    return corrupted
+def _setter(of: str, **dims: int) -> Setter:
+    """Return a function that patches the activation `of`, at a layer and an index along each of `dims`."""
+
+    def patch(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
+        where: list[Any] = [slice(None)] * corrupted.ndim
+        for dim, number in zip(dims.values(), index[1:], strict=True):
+            where[dim] = number
+        corrupted[tuple(where)] = clean[tuple(where)]
+        return corrupted
+
+    patch.__doc__ = f"Patch {of} at index = [{', '.join(('layer', *dims))}]."
+    SELECTED[patch] = tuple(dims)
+    return patch
 
 
-def layer_head_vector_patch_setter(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    """Patch [batch, pos, head, ...] at index = [layer, head], in all positions."""
-    _, head = index
-    corrupted[:, :, head] = clean[:, :, head]
-    return corrupted
+_VECTORS, _PATTERNS = "[batch, pos, head, ...]", "an attention pattern [batch, head, query_pos, key_pos]"
 
-
-def layer_head_pattern_patch_setter(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    """Patch an attention pattern [batch, head, dest_pos, src_pos] at index = [layer, head]."""
-    _, head = index
-    corrupted[:, head] = clean[:, head]
-    return corrupted
-
-
-def layer_head_pos_pattern_patch_setter(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
-    """Patch an attention pattern at index = [layer, head, dest_pos]."""
-    _, head, dest = index
-    corrupted[:, head, dest] = clean[:, head, dest]
-    return corrupted
-
-
-def layer_head_dest_src_pos_pattern_patch_setter(
-    corrupted: Tensor, index: Sequence[int], clean: Tensor
-) -> Tensor:
-    """Patch an attention pattern at index = [layer, head, dest_pos, src_pos]."""
-    _, head, dest, src = index
-    corrupted[:, head, dest, src] = clean[:, head, dest, src]
-    return corrupted
-
-
-SELECTED: Mapping[Setter, tuple[str, ...]] = {
-    layer_pos_patch_setter: ("pos",),
-    layer_pos_head_vector_patch_setter: ("pos", "head"),
-    layer_head_vector_patch_setter: ("head",),
-    layer_head_pattern_patch_setter: ("head",),
-    layer_head_pos_pattern_patch_setter: ("head", "query_pos"),
-    layer_head_dest_src_pos_pattern_patch_setter: ("head", "query_pos", "key_pos"),
-}
-"""The axes that each of these setters selects on, one for each index after the layer."""
+layer_pos_patch_setter = _setter("[batch, pos, ...]", pos=1)
+layer_pos_head_vector_patch_setter = _setter(_VECTORS, pos=1, head=2)
+layer_head_vector_patch_setter = _setter(_VECTORS, head=2)
+layer_head_pattern_patch_setter = _setter(_PATTERNS, head=1)
+layer_head_pos_pattern_patch_setter = _setter(_PATTERNS, head=1, query_pos=2)
+layer_head_dest_src_pos_pattern_patch_setter = _setter(_PATTERNS, head=1, query_pos=2, key_pos=3)
 
 
 # -- one sweep ---------------------------------------------------------------------------------
@@ -408,7 +382,7 @@ def _checked(name: str, found: Tensor, batch: int, per_prompt: bool) -> Tensor:
 # -- the sweeps people ask for by name -----------------------------------------------------------
 
 
-def _sweep(kind: str, setter: Setter, axes: tuple[str, ...], what: str) -> Callable[..., Any]:
+def _sweep(kind: str, setter: Setter, axes: str, what: str) -> Callable[..., Any]:
     def sweep(
         model: AnyModel,
         corrupted_tokens: Tokens,
@@ -417,38 +391,33 @@ def _sweep(kind: str, setter: Setter, axes: tuple[str, ...], what: str) -> Calla
         **options: Any,
     ) -> Any:
         return generic_activation_patch(
-            model, corrupted_tokens, clean_cache, patching_metric, setter, kind, axes, **options
+            model, corrupted_tokens, clean_cache, patching_metric, setter, kind, axes.split(), **options
         )
 
-    sweep.__doc__ = f"Patch {what}: [{', '.join(axes)}]. See `generic_activation_patch`."
+    sweep.__doc__ = f"Patch {what}: [{', '.join(axes.split())}]. See `generic_activation_patch`."
     return sweep
 
 
-_POS, _HEAD, _HEAD_POS = ("layer", "pos"), ("layer", "head"), ("layer", "pos", "head")
-_PATTERN, _PATTERN_POS = ("layer", "head_index"), ("layer", "head_index", "dest_pos")
-_by_pos = partial(_sweep, setter=layer_pos_head_vector_patch_setter, axes=_HEAD_POS)
-_all_pos = partial(_sweep, setter=layer_head_vector_patch_setter, axes=_HEAD)
+_stream = partial(_sweep, setter=layer_pos_patch_setter, axes="layer pos")
+_by_pos = partial(_sweep, setter=layer_pos_head_vector_patch_setter, axes="layer pos head")
+_all_pos = partial(_sweep, setter=layer_head_vector_patch_setter, axes="layer head")
+_pattern = partial(_sweep, "pattern")
 
-get_act_patch_resid_pre = _sweep(
-    "resid_pre", layer_pos_patch_setter, _POS, "the residual stream as it enters each block"
-)
-get_act_patch_resid_mid = _sweep(
-    "resid_mid", layer_pos_patch_setter, _POS, "the residual stream between attention and MLP"
-)
-get_act_patch_attn_out = _sweep("attn_out", layer_pos_patch_setter, _POS, "what attention adds to the stream")
-get_act_patch_mlp_out = _sweep("mlp_out", layer_pos_patch_setter, _POS, "what each MLP adds to the stream")
+get_act_patch_resid_pre = _stream("resid_pre", what="the residual stream as it enters each block")
+get_act_patch_resid_mid = _stream("resid_mid", what="the residual stream between attention and MLP")
+get_act_patch_attn_out = _stream("attn_out", what="what attention adds to the stream")
+get_act_patch_mlp_out = _stream("mlp_out", what="what each MLP adds to the stream")
 
 get_act_patch_attn_head_out_by_pos = _by_pos("z", what="each head's output at each position")
 get_act_patch_attn_head_q_by_pos = _by_pos("q", what="each head's query at each position")
 get_act_patch_attn_head_k_by_pos = _by_pos("k", what="each head's key at each position")
 get_act_patch_attn_head_v_by_pos = _by_pos("v", what="each head's value at each position")
-get_act_patch_attn_head_pattern_by_pos = _sweep(
-    "pattern", layer_head_pos_pattern_patch_setter, _PATTERN_POS, "each row of each head's pattern"
+get_act_patch_attn_head_pattern_by_pos = _pattern(
+    layer_head_pos_pattern_patch_setter, "layer head_index dest_pos", "each row of each head's pattern"
 )
-get_act_patch_attn_head_pattern_dest_src_pos = _sweep(
-    "pattern",
+get_act_patch_attn_head_pattern_dest_src_pos = _pattern(
     layer_head_dest_src_pos_pattern_patch_setter,
-    (*_PATTERN_POS, "src_pos"),
+    "layer head_index dest_pos src_pos",
     "each entry of each head's pattern",
 )
 
@@ -456,12 +425,12 @@ get_act_patch_attn_head_out_all_pos = _all_pos("z", what="each head's output")
 get_act_patch_attn_head_q_all_pos = _all_pos("q", what="each head's queries")
 get_act_patch_attn_head_k_all_pos = _all_pos("k", what="each head's keys")
 get_act_patch_attn_head_v_all_pos = _all_pos("v", what="each head's values")
-get_act_patch_attn_head_pattern_all_pos = _sweep(
-    "pattern", layer_head_pattern_patch_setter, _PATTERN, "each head's attention pattern"
+get_act_patch_attn_head_pattern_all_pos = _pattern(
+    layer_head_pattern_patch_setter, "layer head_index", "each head's attention pattern"
 )
 
 
-def _every(axes: Sequence[str], what: str, **sweeps: Callable[..., Any]) -> Callable[..., Any]:
+def _every(axes: str, what: str, **sweeps: Callable[..., Any]) -> Callable[..., Any]:
     def every(
         model: AnyModel, corrupted_tokens: Tokens, clean_cache: Cache, metric: Metrics, **options: Any
     ) -> Any:
@@ -469,14 +438,14 @@ def _every(axes: Sequence[str], what: str, **sweeps: Callable[..., Any]) -> Call
         results = [sweep(model, base, clean_cache, metrics, **options) for sweep in sweeps.values()]
         if options.get("plan"):
             return dict(zip(sweeps, results, strict=True))
-        together = stacked_types(results, axes, list(sweeps))
+        together = stacked_types(results, axes.split(), list(sweeps))
         if isinstance(metric, Mapping):
             return together
         together = together["metric"]
         is_result = options.get("reduce") == "none" or options.get("baseline")
         return together if is_result else together.values
 
-    every.__doc__ = f"Patch {what}: [patch_type = {len(sweeps)}, {', '.join(axes)}]." + (
+    every.__doc__ = f"Patch {what}: [patch_type = {len(sweeps)}, {', '.join(axes.split())}]." + (
         " Where several heads share keys and values, the rows of k and v have zeros behind the last of them."
         if "k" in sweeps
         else ""
@@ -485,14 +454,14 @@ def _every(axes: Sequence[str], what: str, **sweeps: Callable[..., Any]) -> Call
 
 
 get_act_patch_block_every = _every(
-    _POS,
+    "layer pos",
     "resid_pre, attn_out and mlp_out",
     resid_pre=get_act_patch_resid_pre,
     attn_out=get_act_patch_attn_out,
     mlp_out=get_act_patch_mlp_out,
 )
 get_act_patch_attn_head_all_pos_every = _every(
-    _HEAD,
+    "layer head",
     "each head's output, queries, keys, values and pattern",
     out=get_act_patch_attn_head_out_all_pos,
     q=get_act_patch_attn_head_q_all_pos,
@@ -501,7 +470,7 @@ get_act_patch_attn_head_all_pos_every = _every(
     pattern=get_act_patch_attn_head_pattern_all_pos,
 )
 get_act_patch_attn_head_by_pos_every = _every(
-    _HEAD_POS,
+    "layer pos head",
     "the same at each position",
     out=get_act_patch_attn_head_out_by_pos,
     q=get_act_patch_attn_head_q_by_pos,

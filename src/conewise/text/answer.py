@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from conewise.anatomy.places import Place
 from conewise.errors import SweepError
 from conewise.program.tensors import Tensor
-from conewise.report.folded import Folded
-from conewise.report.inside import Inside
 from conewise.report.story import Story
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.reading import summed
@@ -22,29 +20,7 @@ from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.recheck import recheck
 from conewise.sweeps.result import Result
 from conewise.sweeps.statistics import statistics_of
-from conewise.sweeps.storage.result_data import CellCheck, Missing, ResultData
-from conewise.sweeps.sweep import Sweep
-
-
-class Asked(Protocol):
-    """The question of an answer, as far as the answer reads it."""
-
-    @property
-    def model(self) -> Captured:
-        """The model that was asked."""
-
-    @property
-    def numbers(self) -> Sequence[Sequence[int]]:
-        """The prompts of each group, by number."""
-
-    def sweep(self, group: int) -> Sweep:
-        """The sweep of one group."""
-
-    def folded(self) -> Folded:
-        """The model folded by layer, with the cone of every cell."""
-
-    def inside(self, result: ResultData, story: Story | None = None) -> Inside | None:
-        """The attention of the strongest heads, and the lens, on the first prompts of the base."""
+from conewise.sweeps.storage.result_data import CellCheck, Missing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,10 +32,11 @@ class Answer(Result):
     pages have the tokens of the prompts on their axes.
     """
 
-    question: Asked | None = field(default=None, repr=False)
+    question: Any = field(default=None, repr=False)
+    """The `Question`."""
 
     @classmethod
-    def of(cls, result: Result, question: Asked, story: Story | None) -> Answer:
+    def of(cls, result: Result, question: Any, story: Story | None) -> Answer:
         """A result as the answer to a question."""
         held: dict[str, Any] = {one.name: getattr(result, one.name) for one in fields(Result)}
         return cls(**{**held, "story": story}, question=question)
@@ -153,20 +130,22 @@ def whole_plan(plans: Sequence[SweepPlan]) -> SweepPlan:
     if len(plans) == 1:
         return plans[0]
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    added: dict[str, Any] = {}
+    for name in ("batches", "node_evaluations", "full_evaluations", "launches", "flops", "full_flops"):
+        added[name] = sum(getattr(plan, name) for plan in plans)
     return replace(
         without_steps(plans[0]),
-        batches=sum(plan.batches for plan in plans),
-        node_evaluations=sum(plan.node_evaluations for plan in plans),
-        full_evaluations=sum(plan.full_evaluations for plan in plans),
-        launches=sum(plan.launches for plan in plans),
-        flops=sum(plan.flops for plan in plans),
-        full_flops=sum(plan.full_flops for plan in plans),
+        **added,
         peak_bytes=max(plan.peak_bytes for plan in plans),
         chunks=max((plan.chunks for plan in plans), key=len),
-        evaluator=" and ".join(dict.fromkeys(plan.evaluator for plan in plans)),
-        why=" and ".join(dict.fromkeys(plan.why for plan in plans)),
+        evaluator=_joined(plan.evaluator for plan in plans),
+        why=_joined(plan.why for plan in plans),
         seconds=sum(seconds) if len(seconds) == len(plans) else None,
     )
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(words))
 
 
 def without_steps(plan: SweepPlan) -> SweepPlan:
@@ -179,15 +158,14 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
     numbers = [number for group in groups for number in group]
     order = sorted(range(len(numbers)), key=numbers.__getitem__)
 
-    def together(parts: Iterator[Tensor | None]) -> Tensor | None:
-        known = [part for part in parts if part is not None]
+    def together(name: str) -> Tensor | None:
+        known = [part for result in results if (part := getattr(result, name)) is not None]
         return torch.cat(known, dim=-1)[..., order] if len(known) == len(results) else None
 
     checks = [result.verification for result in results]
     origins = [result.origin for result in results]  # not the results, which have sweeps
-    per_prompt = together(result.per_prompt for result in results)
-    base = together(result.base_per_prompt for result in results)
-    source = together(result.source_per_prompt for result in results)
+    per_prompt, base = together("per_prompt"), together("base_per_prompt")
+    source = together("source_per_prompt")
     assert per_prompt is not None
     assert base is not None
     return Result(
@@ -204,7 +182,7 @@ def whole_result(results: Sequence[Result], groups: Sequence[Sequence[int]]) -> 
         base_per_prompt=base,
         source_per_prompt=source,
         weights=results[0].weights,
-        method=" and ".join(dict.fromkeys(result.method for result in results)),
+        method=_joined(result.method for result in results),
         missing=tuple(_missing(results)),
         vectors=results[0].vectors,
     )

@@ -361,14 +361,14 @@ class TokenizedPrompts:
     def metric(self, group: int = 0, kind: str = "logit_diff", clean: Any = None) -> Metric:
         """One of `METRICS` for one group, reading each prompt's own answers. `kl` needs the clean run."""
         self.expect_answers(kind, self.groups[group])
-        answers = [self.answers[number] for number in self.groups[group]]
-        if kind == "logit_diff":
-            return answer_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
-        if kind == "prob_diff":
-            return answer_prob_diff(answers, [self.wrong_answers[number] for number in self.groups[group]])
-        if kind == "prob":
-            return answer_prob(answers)
-        return kl_to(clean)
+        if kind == "kl":
+            return kl_to(clean)
+        made: Callable[..., Metric] = {
+            "logit_diff": answer_diff,
+            "prob_diff": answer_prob_diff,
+            "prob": answer_prob,
+        }[kind]
+        return made(*([getattr(self, name)[at] for at in self.groups[group]] for name in _READS[kind]))
 
     def expect_answers(self, kind: str, numbers: Sequence[int] | None = None) -> None:
         """Raise PromptError when a pair lacks what a metric reads: any pair, or one of `numbers`."""
@@ -392,13 +392,9 @@ class TokenizedPrompts:
 
     def of(self, numbers: Sequence[int]) -> TokenizedPrompts:
         """Some of the prompts, by number, in that order; their groups are no larger than these."""
-        pairs = tuple(self.pairs[number] for number in numbers)
-        clean, corrupted, answers, wrong = (
-            tuple(rows[number] for number in numbers)
-            for rows in (self.clean, self.corrupted, self.answers, self.wrong_answers)
-        )
-        groups = _groups([len(tokens) for tokens in clean], max(map(len, self.groups)))
-        return TokenizedPrompts(pairs, clean, corrupted, answers, wrong, groups, self.notes, self.tokenizer)
+        some = {name: tuple(getattr(self, name)[at] for at in numbers) for name in ("pairs", *FIELDS)}
+        groups = _groups([len(tokens) for tokens in some["clean"]], max(map(len, self.groups)))
+        return replace(self, groups=groups, **some)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -451,7 +447,10 @@ def tokenize(
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         raise PromptError(f"a batch size of {size!r}; it is a whole number, 1 or more.")
     reader = _Reader(tokenizer, as_written=as_written)
-    clean, corrupted, answers, wrong = [], [], [], []
+    clean: list[Tokens] = []
+    corrupted: list[Tokens] = []
+    answers: list[Tokens] = []
+    wrong: list[Tokens] = []
     for number, pair in enumerate(listed):
         where = _where(pair, number)
         clean.append(reader.prompt(pair.clean, f"{where}, field 'clean'"))
@@ -463,14 +462,11 @@ def tokenize(
                 "the same in both. Reword one until they are equally long.\n"
                 f"  clean:     {reader.shown(own)}\n  corrupted: {reader.shown(other)}"
             )
-        answers.append(
-            reader.numbers(pair.ids[0], where)
-            or reader.answers(pair.answers, pair, f"{where}, field 'answers'")
-        )
-        wrong.append(
-            reader.numbers(pair.ids[1], where)
-            or reader.answers(pair.wrong_answers, pair, f"{where}, field 'wrong_answers'")
-        )
+        for name, ids, found in zip(FIELDS[2:], pair.ids, (answers, wrong), strict=True):
+            given = getattr(pair, name)
+            found.append(
+                reader.numbers(ids, where) or reader.answers(given, pair, f"{where}, field {name!r}")
+            )
         if progress is not None:
             progress(number + 1, len(listed))
     groups = _groups([len(tokens) for tokens in clean], batch_size or BATCH)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from conewise.jobs.progress import bar
 from conewise.jobs.runnable import How, Runnable
 from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
-from conewise.program.tensors import Tensor
 from conewise.report.folded import Folded
 from conewise.report.folding import fold
 from conewise.report.inside import Inside, inside_of
@@ -116,8 +116,8 @@ def expect_two_runs(prompts: TokenizedPrompts) -> None:
         )
 
 
-def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
-    """Raise PromptError where a tokenizer has tokens that the model has not."""
+def expect_vocabulary(model: Captured, prompts: TokenizedPrompts, metric: Metric | None) -> None:
+    """Raise where a tokenizer has tokens that the model has not, or a metric reads such."""
     try:
         known = len(find_embedding(model.program).table)
     except MissingSiteError:
@@ -131,39 +131,12 @@ def expect_vocabulary(model: Captured, prompts: TokenizedPrompts) -> None:
                 f"prompt {number + 1} has the token {above[0]}, and {model.label} knows {known}, from 0: "
                 "this is not its tokenizer. Give the one that it was trained with."
             )
-
-
-def expect_tokens(model: Captured, metric: Metric) -> None:
-    """Raise MetricError where a metric reads tokens that the model has not."""
-    try:
-        known = len(find_embedding(model.program).table)
-    except MissingSiteError:
-        return
-    above = [token for token in metric.tokens if not 0 <= token < known]
-    if above:
+    above = [token for token in (metric.tokens if metric is not None else ()) if not 0 <= token < known]
+    if metric is not None and above:
         raise MetricError(
             f"the metric {metric.name!r} reads the token {above[0]}, which is not in the vocabulary of "
             f"{model.label}: it has {known}, from 0."
         )
-
-
-def forward_times(model: Captured, inputs: Sequence[Mapping[str, Tensor]], times: int) -> list[float]:
-    """Return the seconds of so many full forwards of all `inputs`, after one that is not timed.
-
-    A module that can computes the logits of the last position alone: nobody reads the others.
-    """
-    device, module = facts_of(model).device, model.module
-    last = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(module) else {}
-    constants, found = model.signature.example.kwargs, []
-    for number in range(times + 1):
-        started = time.perf_counter()
-        with one_module(), torch.no_grad(), eager(module):
-            for one in inputs:
-                module(**{**constants, **one, **last})
-        synchronize(device)
-        if number:  # the first is not counted: kernels are chosen and memory is taken in it
-            found.append(time.perf_counter() - started)
-    return found
 
 
 Alone = Callable[[Sweep, How], Result]
@@ -199,9 +172,8 @@ class Question(Runnable[Answer]):
     def __post_init__(self) -> None:
         expect_asked(self.model, self.prompts, self.direction, self.patch, self.metric, self.scale, self.seed)
         facts = facts_of(self.model)
-        expect_vocabulary(self.model, self.prompts)
-        if not isinstance(self.metric, str):
-            expect_tokens(self.model, as_metric(self.metric, self.model))
+        own = None if isinstance(self.metric, str) else as_metric(self.metric, self.model)
+        expect_vocabulary(self.model, self.prompts, own)
         for group in range(len(self.prompts.groups)):
             for run in ("clean", "corrupted"):
                 bound(self.model, (), self.prompts.inputs_of(group, run, facts.input_device))
@@ -503,7 +475,7 @@ class Question(Runnable[Answer]):
 
     def story(self, model: str | None = None, command: str | None = None, forwards: Count = 0) -> Story:
         """The question in words; so many full forwards are timed for it."""
-        seconds = self.forward_times(forwards) if forwards else []
+        seconds = self._forward_times(forwards) if forwards else []
         return Story(
             model=self.model.label if model is None else model,
             prompts=self.prompts.tokenized_pairs(),
@@ -514,19 +486,32 @@ class Question(Runnable[Answer]):
             command=command,
             seed=self.seed,
             forwards_timed=forwards,
-            forward_seconds=sum(seconds) / len(seconds) if seconds else None,
+            forward_seconds=fmean(seconds) if seconds else None,
             forward_range=(min(seconds), max(seconds)) if seconds else None,
         )
 
     def forward_seconds(self, times: Samples) -> float:
         """Return the seconds of one full forward of all prompts by the module itself: the mean of so many."""
-        seconds = self.forward_times(times)
-        return sum(seconds) / len(seconds)
+        return fmean(self._forward_times(times))
 
-    def forward_times(self, times: Samples) -> list[float]:
-        """Return the seconds of so many full forwards of all prompts by the module itself."""
-        inputs = self.prompts.inputs(self.base, facts_of(self.model).input_device)
-        return forward_times(self.model, inputs, times)
+    def _forward_times(self, times: int) -> list[float]:
+        """Return the seconds of so many full forwards of all prompts, after one that is not timed.
+
+        A module that can computes the logits of the last position alone: nobody reads the others.
+        """
+        facts, module = facts_of(self.model), self.model.module
+        inputs = self.prompts.inputs(self.base, facts.input_device)
+        last = {"logits_to_keep": 1} if "logits_to_keep" in forward_parameters(module) else {}
+        constants, found = self.model.signature.example.kwargs, []
+        for number in range(times + 1):
+            started = time.perf_counter()
+            with one_module(), torch.no_grad(), eager(module):
+                for one in inputs:
+                    module(**{**constants, **one, **last})
+            synchronize(facts.device)
+            if number:  # the first is not counted: kernels are chosen and memory is taken in it
+                found.append(time.perf_counter() - started)
+        return found
 
     def folded(self) -> Folded:
         """The model folded by layer, with the cone of every cell, for drawings."""
