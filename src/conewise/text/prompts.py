@@ -363,12 +363,14 @@ class TokenizedPrompts:
         self.expect_answers(kind, self.groups[group])
         if kind == "kl":
             return kl_to(clean)
-        made: Callable[..., Metric] = {
+        makers: Mapping[str, Callable[..., Metric]] = {
             "logit_diff": answer_diff,
             "prob_diff": answer_prob_diff,
             "prob": answer_prob,
-        }[kind]
-        return made(*([getattr(self, name)[at] for at in self.groups[group]] for name in _READS[kind]))
+        }
+        return makers[kind](
+            *([getattr(self, name)[at] for at in self.groups[group]] for name in _READS[kind])
+        )
 
     def expect_answers(self, kind: str, numbers: Sequence[int] | None = None) -> None:
         """Raise PromptError when a pair lacks what a metric reads: any pair, or one of `numbers`."""
