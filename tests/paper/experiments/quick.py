@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from conewise.paper import experiments
-from conewise.paper.experiments.clock import Size
+from conewise.paper.experiments.e9 import Size
 from conewise.paper.experiments.result import Result
 
 SMALL = Size(2, 2, 8, sites="6", predicted="2.145", wallclock="2.121", distance="1.14", cpu_width=8)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conewise.paper.experiments import e9
-from conewise.paper.experiments.clock import Point, by_work, clock, grid, table
+from conewise.paper.experiments.e9 import Point, by_work, clock, grid, table
 from conewise.paper.experiments.result import warm
 from conewise.paper.experiments.transformers import llama
 from conewise.paper.theory.clocks import calibrate
@@ -20,16 +20,16 @@ from tests.paper.experiments.quick import SMALL
 
 def test_patched_outputs_equal_full_runs_bit_for_bit_at_every_site() -> None:
     timed = clock(SMALL, "cpu", full=True, repetitions=1)
-    assert timed.timed_sites == timed.compared == 6
+    assert len(timed.cones) == timed.compared == 6
     assert timed.different == 0
     assert timed.nodes == 2 * (7 * 2 + 15) + 1
 
 
 def test_a_sample_weighs_one_head_for_all_heads_of_its_layer() -> None:
     timed = clock(SMALL, "cpu", full=False, repetitions=2)
-    assert timed.timed_sites == 4
-    assert len(timed.full) == len(timed.ratios) == 2
-    assert timed.ratio > 0
+    assert len(timed.cones) == 4
+    assert len(timed.spent["full"]) == len(timed.as_dict()["ratios"]) == 2
+    assert timed.ratio() > 0
     assert "4 of 6 sites" in timed.note
 
 

@@ -1,8 +1,7 @@
-"""Transformers as real graphs, one node for each op and head: Llama-style, GPT-2-style, a post-norm encoder.
+"""Transformers as real graphs, one node for each op and head: the theory's blueprints with values and rules.
 
-The Llama-style one is the paper's, over torch; the others are the theory's blueprints over numpy, with their
-biases nodes of their own and small random weights: cones do not depend on width. Below them is what a timing
-on a device needs.
+The Llama-style one is the paper's, over torch; GPT-2-style and the post-norm encoder are over numpy, with
+small random weights: cones do not depend on width. Below them is what a timing on a device needs.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,45 @@ class Transformer:
         return len(self.graph) - len(self.graph.sources)
 
 
+def _built(
+    architecture: Architecture,
+    layers: int,
+    heads: int,
+    source: Callable[[str, str], Any],
+    part: Callable[[int, str], Rule],
+    rules: dict[str, Rule],
+    device: str = "cpu",
+) -> Transformer:
+    """Build a blueprint; its sites are named `layer3.o` and `layer3.head0.out`.
+
+    `source(of, kind)` is the value of a source, such as the "weight" of "fc"; `part(head, kind)` the rule
+    that takes a head's "q", "k" or "v" out of all heads'; `rules` has the others by kind.
+    """
+    shape, graph = blueprint(architecture, layers, heads), Graph()
+
+    def named(site: Site) -> Site:
+        return site.replace("layers.", "layer").replace(".heads.", ".head")
+
+    for site, reads in shape.nodes:
+        *_, of, kind = ("", *site.split("."))
+        if not reads:
+            graph.source(named(site), source(of, kind), param=site in shape.params)
+        else:
+            rule = part(int(of), kind) if ".heads." in site and kind in "qkv" else rules[kind]
+            graph.node(named(site), rule, list(map(named, reads)))
+    patched = tuple(PatchedSite(named(site), layer, kind) for site, layer, kind in shape.sites)
+    return Transformer(graph, patched, named(shape.readout), torch.device(device))
+
+
+def _columns(first: int, last: int) -> Rule:
+    """Return the rule that takes some columns of a tensor, or of an array."""
+    return lambda x: x[:, first:last]
+
+
+def _scores(q: Any, k: Any) -> Any:
+    return q @ k.T
+
+
 # -- Llama-style, over torch -----------------------------------------------------------------------
 
 
@@ -58,7 +97,6 @@ def llama(
     *,
     positions: int = 20,
     device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
     seed: int = 0,
     drawn_on: str = "cpu",
 ) -> Transformer:
@@ -66,78 +104,51 @@ def llama(
 
     The MLP is `inner_width(width)` wide. Weights are drawn on the CPU, so that every device gets the same
     ones, or on another device, which is faster.
-
-    Per layer 9 parameters and M = 7H + 15 computed nodes: norm1; q, k, v; rope(q), rope(k); per head
-    slice q, slice k, slice v, scores, scale and mask, softmax, times v; concat, o; add; norm2; gate, up,
-    swiglu, down; add. One terminal readout ends it.
     """
     if width % (2 * heads):
         raise ValueError(
             f"width {width} does not split into {heads} heads of an even size (rope turns pairs). "
             f"Take a multiple of {2 * heads}."
         )
-    size = width // heads
-    inner = inner_width(width)
-    generator = torch.Generator(drawn_on).manual_seed(seed)
-    target = torch.device(device)
+    size, inner = width // heads, inner_width(width)
+    generator, target = torch.Generator(drawn_on).manual_seed(seed), torch.device(device)
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
 
     def draw(*shape: int, scale: float) -> Tensor:
-        return (torch.randn(*shape, generator=generator, device=drawn_on) * scale).to(target, dtype)
+        return (torch.randn(*shape, generator=generator, device=drawn_on) * scale).to(target)
 
-    def weight(rows: int, columns: int) -> Tensor:
+    def source(of: str, kind: str) -> Tensor:
+        if kind == "x":
+            return draw(positions, width, scale=1.0)
+        if of.startswith("norm"):
+            return 1 + draw(width, scale=0.1)
+        rows, columns = shapes.get(of, (width, width))
         return draw(rows, columns, scale=columns**-0.5)
 
-    rotate = _rope(positions, heads, size, target, dtype)
-    mask = torch.full((positions, positions), -math.inf).triu(1).to(target, dtype)
-    scale = size**-0.5
+    mask, scale = torch.full((positions, positions), -math.inf).triu(1).to(target), size**-0.5
+    directions = draw(2, width, scale=width**-0.5)
 
-    def scale_and_mask(scores: Tensor) -> Tensor:
-        return torch.add(mask, scores, alpha=scale)
+    def readout(stream: Tensor) -> Tensor:
+        """Return the difference of two logits at the last position."""
+        logits = functional.linear(stream[-1], directions)
+        return logits[0] - logits[1]
 
-    def norm(x: Tensor, gain: Tensor) -> Tensor:
-        return functional.rms_norm(x, (width,), gain, 1e-6)
-
-    graph = Graph()
-    stream = graph.source("x", draw(positions, width, scale=1.0))
+    rotate = _rope(positions, heads, size, target)
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(("norm1", "norm2"), lambda x, gain: functional.rms_norm(x, (width,), gain, 1e-6)),
+        **dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), functional.linear),
+        **dict.fromkeys(("rope_q", "rope_k"), rotate),
+        **dict.fromkeys(("add1", "add2"), torch.add),
+        "scores": _scores,
+        "masked": lambda scores: torch.add(mask, scores, alpha=scale),
+        "softmax": lambda scores: scores.softmax(-1),
+        "out": torch.matmul,
+        "concat": lambda *outputs: torch.cat(outputs, dim=-1),
+        "swiglu": lambda gate, up: functional.silu(gate) * up,
+        "readout": readout,
+    }
     slices = [_columns(head * size, (head + 1) * size) for head in range(heads)]
-    patched: list[PatchedSite] = []
-    for layer in range(1, layers + 1):
-        at = f"layer{layer}"
-        square, wide = (width, width), (inner, width)
-        shapes = {"q": square, "k": square, "v": square, "o": square, "gate": wide, "up": wide}
-        shapes["down"] = (width, inner)
-        params = {
-            name: graph.source(f"{at}.w_{name}", weight(*shape), param=True) for name, shape in shapes.items()
-        }
-        for name in ("norm1", "norm2"):
-            gain = (1 + draw(width, scale=0.1).float()).to(target, dtype)
-            params[name] = graph.source(f"{at}.w_{name}", gain, param=True)
-        normed = graph.node(f"{at}.norm1", norm, [stream, params["norm1"]])
-        q, k, v = (graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in "qkv")
-        q, k = graph.node(f"{at}.rope_q", rotate, [q]), graph.node(f"{at}.rope_k", rotate, [k])
-        outputs = []
-        for head, part in enumerate(slices):
-            of = f"{at}.head{head}"
-            mine = [graph.node(f"{of}.{name}", part, [site]) for name, site in (("q", q), ("k", k), ("v", v))]
-            scores = graph.node(f"{of}.scores", _scores, mine[:2])
-            masked = graph.node(f"{of}.masked", scale_and_mask, [scores])
-            weights = graph.node(f"{of}.softmax", _softmax, [masked])
-            outputs.append(graph.node(f"{of}.out", torch.matmul, [weights, mine[2]]))
-        joined = graph.node(f"{at}.concat", _concat, outputs)
-        attended = graph.node(f"{at}.o", functional.linear, [joined, params["o"]])
-        stream = graph.node(f"{at}.add1", torch.add, [stream, attended])
-        normed = graph.node(f"{at}.norm2", norm, [stream, params["norm2"]])
-        gate, up = (
-            graph.node(f"{at}.{name}", functional.linear, [normed, params[name]]) for name in ("gate", "up")
-        )
-        acted = graph.node(f"{at}.swiglu", _swiglu, [gate, up])
-        down = graph.node(f"{at}.down", functional.linear, [acted, params["down"]])
-        stream = graph.node(f"{at}.add2", torch.add, [stream, down])
-        patched += [PatchedSite(output, layer, "head") for output in outputs]
-        patched.append(PatchedSite(down, layer, "mlp"))
-    direction = graph.source("w_logit_difference", weight(2, width), param=True)
-    output = graph.node("readout", _logit_difference, [stream, direction])
-    return Transformer(graph, tuple(patched), output, target)
+    return _built("llama", layers, heads, source, lambda head, _: slices[head], rules, device)
 
 
 def inner_width(width: int) -> int:
@@ -146,14 +157,11 @@ def inner_width(width: int) -> int:
     return inner if inner < 64 else 64 * math.ceil(inner / 64)
 
 
-def _rope(
-    positions: int, heads: int, size: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[Tensor], Tensor]:
+def _rope(positions: int, heads: int, size: int, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Turn each pair of a head's coordinates by an angle that grows with the position."""
     rates = 10_000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.arange(positions)[:, None] * torch.cat([rates, rates])[None, :]
-    cos = angles.cos().repeat(1, heads).to(device, dtype)
-    sin = angles.sin().repeat(1, heads).to(device, dtype)
+    cos, sin = (turns.repeat(1, heads).to(device) for turns in (angles.cos(), angles.sin()))
     half = size // 2
 
     def rope(x: Tensor) -> Tensor:
@@ -164,61 +172,32 @@ def _rope(
     return rope
 
 
-def _columns(first: int, last: int) -> Callable[[Any], Any]:
-    """Return the rule that takes some columns of a tensor, or of an array."""
-
-    def columns(x: Any) -> Any:
-        return x[:, first:last]
-
-    return columns
-
-
-def _scores(q: Any, k: Any) -> Any:
-    return q @ k.T
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    return scores.softmax(-1)
-
-
-def _concat(*outputs: Tensor) -> Tensor:
-    return torch.cat(outputs, dim=-1)
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate) * up
-
-
-def _logit_difference(stream: Tensor, directions: Tensor) -> Tensor:
-    """The difference of two logits at the last position."""
-    logits = functional.linear(stream[-1], directions)
-    return logits[0] - logits[1]
-
-
 # -- GPT-2-style and encoder, over numpy -----------------------------------------------------------
-
-
-def gpt2_style(layers: int, heads: int, seed: int = 0) -> Transformer:
-    """Build a model with LayerNorm before each half, q, k and v from one fused product, GELU."""
-    return _over_numpy("gpt2", layers, heads, seed)
-
-
-def encoder_style(layers: int, heads: int, seed: int = 0) -> Transformer:
-    """Build a model with LayerNorm after each half, separate q, k and v; every position sees all."""
-    return _over_numpy("encoder", layers, heads, seed)
-
 
 POSITIONS, HEAD_WIDTH = 4, 2
 
 
-def _over_numpy(architecture: Architecture, layers: int, heads: int, seed: int) -> Transformer:
-    """Build a blueprint with small random weights; its sites are named `layer3.o` and `layer3.head0.out`."""
-    shape, graph, random = blueprint(architecture, layers, heads), Graph(), np.random.default_rng(seed)
-    width, is_causal = heads * HEAD_WIDTH, architecture == "gpt2"
+def _over_numpy(architecture: Architecture, layers: int, heads: int, seed: int = 0) -> Transformer:
+    """Build a blueprint with small random weights."""
+    random, width, is_fused = np.random.default_rng(seed), heads * HEAD_WIDTH, architecture == "gpt2"
     wide = {"qkv": 3 * width, "fc": 4 * width}
-    mask = np.triu(np.full((POSITIONS, POSITIONS), -1e9), 1) * is_causal
+    mask = np.triu(np.full((POSITIONS, POSITIONS), -1e9), 1) * is_fused
+
+    def source(of: str, kind: str) -> Any:
+        if kind == "x":
+            return random.normal(size=(POSITIONS, width))
+        is_matrix = kind == "weight" and not of.startswith("norm")
+        sizes = [wide["fc"] if of == "proj" else width] * is_matrix + [wide.get(of, width)]
+        return float(kind == "weight" and not is_matrix) + random.normal(size=sizes) * 0.3
+
+    def part(head: int, kind: str) -> Rule:
+        start = head * HEAD_WIDTH + is_fused * width * "qkv".index(kind)
+        return _columns(start, start + HEAD_WIDTH)
+
     rules: dict[str, Rule] = {
         **dict.fromkeys(("norm1", "norm2"), ops.layernorm),
+        **dict.fromkeys(("q", "k", "v", "qkv", "o", "fc", "proj"), ops.linear),
+        **{f"{kind}_bias": ops.bias_add for kind in ("q", "k", "v", "qkv", "o", "fc", "proj")},
         **dict.fromkeys(("add1", "add2"), ops.add),
         "scores": _scores,
         "masked": lambda scores: scores * HEAD_WIDTH**-0.5 + mask,
@@ -228,29 +207,13 @@ def _over_numpy(architecture: Architecture, layers: int, heads: int, seed: int) 
         "gelu": ops.gelu,
         "readout": lambda stream: float(stream[-1].sum()),
     }
-    for site, reads in shape.nodes:
-        *_, of, kind = ("", *site.split("."))
-        name, inputs = _named(site), [_named(read) for read in reads]
-        if site == "x":
-            graph.source(name, random.normal(size=(POSITIONS, width)))
-        elif site in shape.params:
-            sizes = [width if of.startswith("norm") else wide.get(of, width)]
-            if kind == "weight" and not of.startswith("norm"):
-                sizes.insert(0, wide["fc"] if of == "proj" else width)
-            around = 1.0 if kind == "weight" and of.startswith("norm") else 0.0
-            graph.source(name, around + random.normal(size=sizes) * 0.3, param=True)
-        elif ".heads." in site and kind in "qkv":
-            start = int(of) * HEAD_WIDTH + is_causal * width * "qkv".index(kind)
-            graph.node(name, _columns(start, start + HEAD_WIDTH), inputs)
-        else:
-            usual = ops.bias_add if kind.endswith("_bias") else ops.linear
-            graph.node(name, rules.get(kind, usual), inputs)
-    patched = (PatchedSite(_named(site), layer, kind) for site, layer, kind in shape.sites)
-    return Transformer(graph, tuple(patched), _named(shape.readout))
+    return _built(architecture, layers, heads, source, part, rules)
 
 
-def _named(site: Site) -> Site:
-    return site.replace("layers.", "layer").replace(".heads.", ".head")
+gpt2_style = partial(_over_numpy, "gpt2")
+"""LayerNorm before each half, q, k and v from one fused product, GELU; called with layers and heads."""
+encoder_style = partial(_over_numpy, "encoder")
+"""LayerNorm after each half, separate q, k and v; every position sees all."""
 
 
 # -- Timings on a device ---------------------------------------------------------------------------
