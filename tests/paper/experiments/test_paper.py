@@ -84,7 +84,7 @@ def test_drift_reports_slopes_with_intervals_and_judges_only_counts() -> None:
 def test_drift_makes_as_many_mutations_as_it_says() -> None:
     arms = drift.mutate(50)
     assert [len(arm.milliseconds) for arm in arms.values()] == [50, 50]
-    assert {kind: arm.size for kind, arm in arms.items()} == {
+    assert {kind: arm.lengths[-1] - 1 for kind, arm in arms.items()} == {
         "graft": drift.NODES + 50,
         "redefinition": drift.NODES,
     }

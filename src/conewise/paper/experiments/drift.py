@@ -60,22 +60,12 @@ def printed_rows() -> list[Row]:
         full.append(depth * (PAPER_A + PAPER_BETA) * swept.full)
         spent.append(PAPER_A * swept.recomputed + depth * PAPER_BETA * swept.full)
     growth = [one[0] - 2 * one[1] + one[2] for one in (full, spent)]
+    beta = "β by the paper's reading, all of 2.24 ms on a graph of 412 nodes"
+    limit = "limit of the ratio in time at the paper's constants; measured: growth with depth, cones counted"
+    size, ceiling = sequential([PAPER_NODES - 1]).size, wallclock_ceiling(PAPER_A, PAPER_BETA)
     return [
-        Row(
-            "β by the paper's reading, all of 2.24 ms on a graph of 412 nodes",
-            PAPER_BETA,
-            PAPER_INTERCEPT / sequential([PAPER_NODES - 1]).size,
-            "0.0054",
-            exact=False,
-            unit="ms",
-        ),
-        Row(
-            "limit of the ratio in time at the paper's constants; measured: growth with depth, cones counted",
-            wallclock_ceiling(PAPER_A, PAPER_BETA),
-            growth[0] / growth[1],
-            "1.79",
-            exact=False,
-        ),
+        Row(beta, PAPER_BETA, PAPER_INTERCEPT / size, "0.0054", exact=False, unit="ms"),
+        Row(limit, ceiling, growth[0] / growth[1], "1.79", exact=False),
     ]
 
 
@@ -106,14 +96,11 @@ def ceiling(graph_sizes: tuple[int, ...] = GRAPH_SIZES) -> tuple[list[Row], dict
     samples = tuple((cone, size, trimmed_median(times[cone, size])) for cone, size in cells)
     fit = calibrate(samples)
     a, beta, behind = fit.a, fit.beta, "predicted: from the paper's constants"
-    limit, each = (
-        wallclock_ceiling(PAPER_A, PAPER_BETA),
-        "a, per node that is recomputed (fork, patch and demand)",
-    )
+    limit, each = wallclock_ceiling(PAPER_A, PAPER_BETA), "a, per node that is recomputed"
     name = f"ceiling of the ratio in time, (a+β)/(a/2+β); {behind}"
     rows = [
         *printed_rows(),
-        timing(each, a.value, "0.042", low=a.low, high=a.high),
+        timing(f"{each} (fork, patch and demand)", a.value, "0.042", low=a.low, high=a.high),
         timing("β, per node that is in the graph", beta.value, "0.0054", **_interval(beta)),
         Row(f"β/a; {behind}", PAPER_BETA / PAPER_A, fit.overhead, exact=False),
         Row(name, limit, fit.ceiling, "1.79", exact=False),
@@ -151,14 +138,13 @@ ABOVE, READER = f"layer1.{NODES - 2 - BELOW}", f"layer1.{NODES - 1 - BELOW}"
 class Arm:
     """Mutations of one kind: the milliseconds of each, in order, and the counts of their graph.
 
-    `recomputed` are the nodes that the demands after them recomputed, `size` the computed nodes in the end,
-    `lengths` all nodes, the input among them, before the first mutation and after each.
+    `recomputed` are the nodes that the demands after them recomputed, `lengths` all nodes, the input among
+    them, before the first mutation and after each.
     """
 
     milliseconds: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     recomputed: int = 0
-    size: int = 0
 
 
 Arms = dict[str, Arm]
@@ -232,8 +218,11 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
     growing, fixed = sequential([NODES - 1]), sequential([NODES - 1])
     grown, kept = warm(growing.graph, growing.output), warm(fixed.graph, fixed.output)
     pairs = ((grafts, grown, growing), (redefinitions, kept, fixed))
-    above = ABOVE
-    block, clock = chain(relu), time.perf_counter_ns
+    above, block, clock = ABOVE, chain(relu), time.perf_counter_ns
+
+    def other(x: float) -> float:
+        return relu(x)
+
     for arm, world, layered in pairs:
         world.ledger.clear()
         arm.lengths.append(len(layered.graph))
@@ -245,7 +234,7 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
             grafts.milliseconds.append((clock() - started) / 1e6)
             above = graft.output
             grown.demand(growing.output)
-            rule = _same_as_before if number % 2 else relu
+            rule = other if number % 2 else relu
             started = clock()
             fixed.graph.redefine(READER, rule)
             redefinitions.milliseconds.append((clock() - started) / 1e6)
@@ -254,13 +243,9 @@ def mutate(count: int, progress: Callable[[int], None] | None = None) -> Arms:
                 arm.lengths.append(len(layered.graph))
             if progress is not None and number % 500 == 499:
                 progress(number + 1)
-    for arm, world, layered in pairs:
-        arm.recomputed, arm.size = world.ledger.count("recomputed"), layered.size
+    for arm, world, _ in pairs:
+        arm.recomputed = world.ledger.count("recomputed")
     return {"graft": grafts, "redefinition": redefinitions}
-
-
-def _same_as_before(x: float) -> float:
-    return relu(x)
 
 
 def _counts(arms: Arms, mutations: int) -> list[Row]:
@@ -276,27 +261,23 @@ def _counts(arms: Arms, mutations: int) -> list[Row]:
         paper = PAPER_SIZE if grown == PAPER_MUTATIONS else None
         rows += [
             Row(f"{at}, nodes recomputed", mutations * cost, arm.recomputed, unit="nodes"),
-            Row(f"{at}, nodes in the end", NODES + grown, arm.size, paper, unit="nodes"),
+            Row(f"{at}, nodes in the end", NODES + grown, arm.lengths[-1] - 1, paper, unit="nodes"),
         ]
     return rows
 
 
 def _lengths(arms: Arms) -> list[Row]:
     """Return the sizes that the paper prints, the input counted: at its halves' ends, and the control's."""
-    lengths, halves = arms["graft"].lengths, (0, PAPER_MUTATIONS // 2, PAPER_MUTATIONS)
-    rows = [
-        Row(
-            f"graft, {PAPER_MUTATIONS} of them, nodes and input, {when}",
-            NODES + 1 + made,
-            lengths[made],
-            paper,
-            unit="nodes",
-        )
-        for made, (when, paper) in zip(halves, PAPER_LENGTHS.items(), strict=True)
-    ]
+    at, lengths = f"{PAPER_MUTATIONS} of them, nodes and input", arms["graft"].lengths
     control = agreed(set(arms["redefinition"].lengths))
-    name = f"redefinition, {PAPER_MUTATIONS} of them, nodes and input throughout"
-    return [*rows, Row(name, NODES + 1, control, PAPER_LENGTHS["before the first"], unit="nodes")]
+    rows = [
+        (f"graft, {at}, {when}", NODES + 1 + made, lengths[made], paper)
+        for made, (when, paper) in zip(
+            (0, PAPER_MUTATIONS // 2, PAPER_MUTATIONS), PAPER_LENGTHS.items(), strict=True
+        )
+    ]
+    rows.append((f"redefinition, {at} throughout", NODES + 1, control, PAPER_LENGTHS["before the first"]))
+    return [Row(*row, unit="nodes") for row in rows]
 
 
 def _interval(estimate: Estimate) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from conewise.program.tensors import computing
 from conewise.reactive.graph import Graph, Site
 from conewise.report.folding import fold, group, node_flops
 from conewise.runs.run import Run
-from conewise.sweeps.sweep import Sweep
 
 SEED = 0
 LAYERS, POSITIONS, ROUNDS = 4, 12, 5
@@ -37,57 +36,6 @@ class Layers:
     before: tuple[Site, ...]
     inside: tuple[tuple[Site, ...], ...]
     after: tuple[Site, ...]
-
-    def profile(self, weights: Mapping[Site, Weight]) -> list[Weight]:
-        """Return the weight of each layer."""
-        return [_sum(weights, layer) for layer in self.inside]
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """A network in one unit: the index of its layers, the ratio of its sweep, and its predictions.
-
-    `measured` is what the plan of the sweep counts, `predicted` the same from the graph alone, exactly;
-    `by_index` what layers that vary with the index would have at this depth.
-    """
-
-    network: str
-    unit: str
-    sites: int
-    profile: tuple[Weight, ...]
-    index: KaramataIndex
-    predicted: Number
-    measured: Number
-    by_index: Number
-
-    def row(self) -> Row:
-        """Return the index, the ratio that follows from it, and the ratio of the sweep."""
-        q, effective = self.index.q, effective_index(self.measured)
-        return Row(
-            f"{self.network}, {self.unit}, index {q.value:.2f}: ρ by the index, ρ of its sweep",
-            self.by_index,
-            self.measured,
-            exact=False,
-            facts={
-                "network": self.network,
-                "weight": self.unit,
-                "layers": len(self.profile),
-                "sites": self.sites,
-                "index": q.value,
-                "index_low": q.low,
-                "index_high": q.high,
-                "orientation": self.index.orientation,
-                "is_clear": self.index.is_clear,
-                "limit": float(self.index.limit),
-                "effective_index": float(effective[0]),
-                "effective_orientation": effective[1],
-            },
-        )
-
-    def exact_row(self) -> Row:
-        """Return the ratio of the sweep from the graph alone, and as its plan counts it."""
-        name, facts = f"{self.network}, {self.unit}", {"network": self.network, "weight": self.unit}
-        return Row(f"{name}, ρ of its sweep", self.predicted, self.measured, detail=True, facts=facts)
 
 
 @experiment("The index of real networks, and the ratio of their sweeps", "torch", "transformers")
@@ -104,19 +52,25 @@ def index(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURE
     Compared: the ratio of each sweep in nodes, as its plan counts them, and in FLOPs, equals what the theory
     says of the graph, exactly. The index, what follows from it, and all times are reported.
     """
+    rows: list[Row] = []
+    exact: list[Row] = []
+    profiles: dict[str, dict[str, Any]] = {name: {} for name in names}
     with one_thread():
-        found = [one for name in tracked(names, progress) for one in weigh(name)]
-    exact = [one for one in found if one.unit != "time"]
-    rows = [
+        for name in tracked(names, progress):
+            for row, ratio, profile in weigh(name):
+                rows.append(row)
+                exact += [ratio] if ratio is not None else []
+                profiles[name][row.facts["weight"]] = profile
+    agreeing = [
         Row(
             f"of {len(names)} networks, those whose sweep has the ratio in {unit} that its graph says",
             len(names),
-            sum(one.predicted == one.measured for one in exact if one.unit == unit),
+            sum(row.predicted == row.measured for row in exact if row.facts["weight"] == unit),
         )
         for unit in ("nodes", "FLOPs")
     ]
     return Result(
-        [*rows, *(one.row() for one in found), *(one.exact_row() for one in exact)],
+        [*agreeing, *rows, *exact],
         f"""
         Small models of the architectures of the coverage table, of {LAYERS} layers in all, with random
         weights, {POSITIONS} positions, one thread; and MobileNetV2, a convolutional one whose layers are not
@@ -133,16 +87,16 @@ def index(progress: Progress = silent, names: Sequence[str] = tuple(ARCHITECTURE
         Time is the fastest of {ROUNDS} runs of each operation alone, summed over what is recomputed.
         """,
         SEED,
-        series={
-            "profiles": {
-                name: {one.unit: one.profile for one in found if one.network == name} for name in names
-            }
-        },
+        series={"profiles": profiles},
     )
 
 
-def weigh(name: str) -> list[Weighed]:
-    """Weigh one architecture in nodes, FLOPs and seconds."""
+def weigh(name: str) -> list[tuple[Row, Row | None, list[Weight]]]:
+    """Weigh one architecture in nodes, FLOPs and seconds.
+
+    For each: the index, the ratio that follows from it and that of the sweep; the latter from the graph alone
+    and as its plan counts it, but for seconds; and the weights of the layers.
+    """
     architecture = ARCHITECTURES[name]
     with quiet():
         module = architecture.make(STACKS.get(name, LAYERS), SEED)
@@ -151,23 +105,43 @@ def weigh(name: str) -> list[Weighed]:
         base = model.run(**example)
     graph, layers = model.graph, layers_of(model.program)
     sweep = model.sweep(_places(model, layers), base=base, source="zero", metric=_first)
-    plan = sweep.plan(evaluator="serial")
-    demand = sweep.targets()
+    plan, demand = sweep.plan(evaluator="serial"), sweep.targets()
     patched = [model.locate(place).node for cell in sweep.cells for place in cell.places]
-    flops = node_flops(model, base)
+    folded = fold(model, sweep.cells, targets=demand, base=base)
+    flops = sum(often * sum(folded.cones[cone].flops) for cone, often in folded.runs)
     measured: dict[str, tuple[Mapping[Site, Weight], Number | None]] = {
         "nodes": (dict.fromkeys(graph.computed, 1), Fraction(plan.full_evaluations, plan.node_evaluations)),
-        "FLOPs": (flops, _flops_ratio(sweep, base)),
+        "FLOPs": (node_flops(model, base), Fraction(len(sweep.cells) * folded.full_flops, flops)),
         "time": (_seconds(graph, base), None),
     }
-    found = []
+    found: list[tuple[Row, Row | None, list[Weight]]] = []
     for unit, (weights, counted) in measured.items():
-        ratio = sweep_ratio(graph, patched, demand=demand, weights=weights)
-        profile = layers.profile(weights)
-        index = karamata_index(profile)
-        by_index = _by_index(graph, layers, weights, patched, index)
-        own = ratio if counted is None else counted
-        found.append(Weighed(name, unit, len(patched), tuple(profile), index, ratio, own, by_index))
+        predicted = sweep_ratio(graph, patched, demand=demand, weights=weights)
+        profile = [_sum(weights, layer) for layer in layers.inside]
+        fitted, ratio = karamata_index(profile), predicted if counted is None else counted
+        effective = effective_index(ratio)
+        facts: dict[str, Any] = {"network": name, "weight": unit}
+        row = Row(
+            f"{name}, {unit}, index {fitted.q.value:.2f}: ρ by the index, ρ of its sweep",
+            _by_index(graph, layers, weights, profile, patched, fitted),
+            ratio,
+            exact=False,
+            facts={
+                **facts,
+                "layers": len(profile),
+                "sites": len(patched),
+                "index": fitted.q.value,
+                "index_low": fitted.q.low,
+                "index_high": fitted.q.high,
+                "orientation": fitted.orientation,
+                "is_clear": fitted.is_clear,
+                "limit": float(fitted.limit),
+                "effective_index": float(effective[0]),
+                "effective_orientation": effective[1],
+            },
+        )
+        exact = Row(f"{name}, {unit}, ρ of its sweep", predicted, ratio, detail=True, facts=facts)
+        found.append((row, None if counted is None else exact, profile))
     return found
 
 
@@ -182,14 +156,19 @@ def layers_of(program: Program) -> Layers:
             for name in found.nodes
         ]
     else:
-        keyed = [(_numbered(record.modules), record.name) for record in program.records]
-    computed = program.record_of.keys()
+        keyed = [
+            (
+                next((call for call in record.modules if call.path.rpartition(".")[2].isdigit()), None),
+                record.name,
+            )
+            for record in program.records
+        ]
     keys = list(dict.fromkeys(key for key, _ in keyed if key is not None))
     before, after = [], []
     inside: list[list[Site]] = [[] for _ in keys]
     at = -1
     for key, name in keyed:
-        if name not in computed:
+        if name not in program.record_of:
             continue
         if key is not None:
             at = keys.index(key)
@@ -200,11 +179,6 @@ def layers_of(program: Program) -> Layers:
         else:
             inside[at].append(name)
     return Layers(tuple(before), tuple(map(tuple, inside)), tuple(after))
-
-
-def _numbered(modules: Sequence[Any]) -> object | None:
-    """Return the outermost module whose name is a number."""
-    return next((call for call in modules if call.path.rpartition(".")[2].isdigit()), None)
 
 
 def _places(model: Model, layers: Layers) -> SelectorLike:
@@ -226,13 +200,6 @@ def _first(outputs: Any) -> Any:
     raise NotImplementedError
 
 
-def _flops_ratio(sweep: Sweep, base: Run) -> Fraction:
-    """Return ρ in FLOPs: those of the nodes that the worlds of the plan compute."""
-    folded = fold(sweep.model, sweep.cells, targets=sweep.targets(), base=base)
-    spent = sum(often * sum(folded.cones[cone].flops) for cone, often in folded.runs)
-    return Fraction(len(sweep.cells) * folded.full_flops, spent)
-
-
 def _seconds(graph: Graph, base: Run) -> dict[Site, float]:
     """Return the fastest of some runs of each operation, on the values of the baseline."""
     spent: dict[Site, float] = {}
@@ -252,24 +219,22 @@ def _by_index(
     graph: Graph,
     layers: Layers,
     weights: Mapping[Site, Weight],
+    heavy: Sequence[Weight],
     patched: Sequence[Site],
     index: KaramataIndex,
 ) -> Number:
     """Return ρ of layers that vary as the index says, as heavy as these, with sites where they stand."""
-    depth, heavy = len(layers.inside), layers.profile(weights)
-    powers = [float(j) ** index.q.value for j in range(1, depth + 1)]
+    powers = [float(j) ** index.q.value for j in range(1, len(heavy) + 1)]
     if index.orientation == "input-heavy":
         powers.reverse()
     scale = float(sum(heavy)) / sum(powers)
-    shares: list[list[float]] = [[] for _ in heavy]
+    profile = [scale * power for power in powers]
+    remainders: list[list[float]] = [[] for _ in heavy]
     for site in patched:
         at = next(i for i, layer in enumerate(layers.inside) if site in layer)
         below = [node for node in graph.cone(site) if node in layers.inside[at]]
-        shares[at].append(float(_sum(weights, below)) / float(heavy[at]))
-    profile = [scale * power for power in powers]
-    remainders = [
-        [min(share, 1.0) * weight for share in here] for here, weight in zip(shares, profile, strict=True)
-    ]
+        share = float(_sum(weights, below)) / float(heavy[at])
+        remainders[at].append(min(share, 1.0) * profile[at])
     first = float(_sum(weights, layers.before))
     if first > 0:
         # What stands before the layers is a layer without sites.

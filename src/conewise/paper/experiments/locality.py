@@ -38,7 +38,7 @@ SMALL = 100
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A patch: its site, the nodes and edges that theory predicts for wave and demand, and those counted."""
+    """A patch: what theory predicts that its wave, and the demand after it, touch, and what was counted."""
 
     size: int
     degree: int
@@ -49,22 +49,6 @@ class Wave:
     looked_at: Touched
     elsewhere: int
     milliseconds: float
-
-    def row(self) -> Row:
-        """Return the wave as a row of the table."""
-        return Row(
-            f"{self.size} nodes of {self.degree} inputs, patch of {self.site}, nodes and edges touched",
-            self.predicted.total,
-            self.touched.total,
-            detail=True,
-            facts={
-                "nodes": self.size,
-                "degree": self.degree,
-                "nodes_touched": self.touched.nodes,
-                "edges_followed": self.touched.edges,
-                "milliseconds": self.milliseconds,
-            },
-        )
 
 
 @experiment("What a wave touches, and how long it takes")
@@ -80,8 +64,25 @@ def locality(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds
     """
     cases = list(product(sizes, DEGREES))
     waves = [wave for case in tracked(cases, progress) for wave in _waves(*case, rounds)]
+    details = [
+        Row(
+            f"{wave.size} nodes of {wave.degree} inputs, patch of {wave.site}, nodes and edges touched",
+            wave.predicted.total,
+            wave.touched.total,
+            detail=True,
+            facts={
+                "nodes": wave.size,
+                "degree": wave.degree,
+                "nodes_touched": wave.touched.nodes,
+                "edges_followed": wave.touched.edges,
+                "milliseconds": wave.milliseconds,
+            },
+        )
+        for wave in waves
+    ]
+    fitted, line = _times(waves)
     return Result(
-        [*_counts(waves), *_times(waves), *(wave.row() for wave in waves)],
+        [*_counts(waves), *fitted, *details],
         f"""
         Graphs of {sizes[0]:,} to {sizes[-1]:,} nodes, each of which reads 1, 2, 4 or 8 of the {WINDOW} before
         it, at random. In each, {SITES} sites from the first node to the last were patched in a fork of a warm
@@ -98,7 +99,7 @@ def locality(progress: Progress = silent, sizes: tuple[int, ...] = SIZES, rounds
             "touched": [wave.touched.total for wave in waves],
             "milliseconds": [wave.milliseconds for wave in waves],
             "degree": [wave.degree for wave in waves],
-            "line": [coefficient.value for coefficient in _line(waves).coefficients],
+            "line": [coefficient.value for coefficient in line.coefficients],
         },
     )
 
@@ -164,39 +165,28 @@ def _counted(base: World, size: int, degree: int, site: Site, milliseconds: floa
 def _counts(waves: Sequence[Wave]) -> list[Row]:
     """Return the totals of each density, and of the demands."""
     rows: list[Row] = []
+
+    def add(at: str, predicted: list[Touched], touched: list[Touched]) -> None:
+        for unit, doing in (("nodes", "nodes looked at"), ("edges", "edges followed")):
+            one, other = (sum(getattr(each, unit) for each in those) for those in (predicted, touched))
+            rows.append(Row(f"{at}, {doing}", one, other, unit=unit))
+
     for degree in dict.fromkeys(wave.degree for wave in waves):
         those = [wave for wave in waves if wave.degree == degree]
         at = f"{len(those)} waves through nodes of {degree} input{'s' if degree > 1 else ''}"
-        rows += _totals(at, [wave.predicted for wave in those], [wave.touched for wave in those])
+        add(at, [wave.predicted for wave in those], [wave.touched for wave in those])
     at = f"{len(waves)} demands of all that is stale, to decide"
-    rows += _totals(at, [wave.demand for wave in waves], [wave.looked_at for wave in waves])
-    elsewhere = sum(wave.elsewhere for wave in waves)
-    return [
-        *rows,
-        Row(f"{len(waves)} demands, nodes looked at that are not stale", 0, elsewhere, unit="nodes"),
-    ]
+    add(at, [wave.demand for wave in waves], [wave.looked_at for wave in waves])
+    name = f"{len(waves)} demands, nodes looked at that are not stale"
+    return [*rows, Row(name, 0, sum(wave.elsewhere for wave in waves), unit="nodes")]
 
 
-def _totals(at: str, predicted: Sequence[Touched], touched: Sequence[Touched]) -> list[Row]:
-    rows = []
-    for unit, doing in (("nodes", "nodes looked at"), ("edges", "edges followed")):
-        one, other = (sum(getattr(each, unit) for each in those) for those in (predicted, touched))
-        rows.append(Row(f"{at}, {doing}", one, other, unit=unit))
-    return rows
-
-
-def _line(waves: Sequence[Wave]) -> Fit:
-    """Fit time to nodes and edges together: a slope, and the fixed cost."""
-    return least_squares([(wave.touched.total, 1.0) for wave in waves], [wave.milliseconds for wave in waves])
-
-
-def _times(waves: Sequence[Wave]) -> list[Row]:
+def _times(waves: Sequence[Wave]) -> tuple[list[Row], Fit]:
     """Fit one slope for nodes and edges, one for each, what the graph's size adds, and the power."""
-    line = _line(waves)
-    apart = least_squares(
-        [(wave.touched.nodes, wave.touched.edges, wave.size, 1.0) for wave in waves],
-        [wave.milliseconds for wave in waves],
-    )
+    times = [wave.milliseconds for wave in waves]
+    line = least_squares([(wave.touched.total, 1.0) for wave in waves], times)
+    columns = [(wave.touched.nodes, wave.touched.edges, wave.size, 1.0) for wave in waves]
+    apart = least_squares(columns, times)
     large = [wave for wave in waves if wave.touched.total > SMALL]
     power = least_squares(
         [(math.log(wave.touched.total), 1.0) for wave in large],
@@ -204,18 +194,18 @@ def _times(waves: Sequence[Wave]) -> list[Row]:
     )
     node, edge, idle, _ = apart.coefficients
     above = f"power of nodes and edges touched that time grows with, above {SMALL} of them"
+
+    def fitted(name: str, estimate: Estimate, unit: str = "ms", times: float = 1.0) -> Row:
+        facts = {"low": times * estimate.low, "high": times * estimate.high}
+        return Row(name, None, times * estimate.value, exact=False, unit=unit, facts=facts)
+
     return [
-        _fitted("a wave, per 1,000 nodes and edges touched", line.coefficients[0], "ms", 1e3),
-        _fitted("a wave, fixed", line.coefficients[1], "ms"),
+        fitted("a wave, per 1,000 nodes and edges touched", line.coefficients[0], times=1e3),
+        fitted("a wave, fixed", line.coefficients[1]),
         Row("R² of time against nodes and edges touched", None, line.r_squared, exact=False),
-        _fitted("a wave, per 1,000 nodes looked at", node, "ms", 1e3),
-        _fitted("a wave, per 1,000 edges followed", edge, "ms", 1e3),
-        _fitted("a wave, per 1,000 nodes of the graph that it does not touch", idle, "ms", 1e3),
+        fitted("a wave, per 1,000 nodes looked at", node, times=1e3),
+        fitted("a wave, per 1,000 edges followed", edge, times=1e3),
+        fitted("a wave, per 1,000 nodes of the graph that it does not touch", idle, times=1e3),
         Row("R² with the three apart", None, apart.r_squared, exact=False),
-        _fitted(above, power.coefficients[0], ""),
-    ]
-
-
-def _fitted(name: str, estimate: Estimate, unit: str, times: float = 1.0) -> Row:
-    facts = {"low": times * estimate.low, "high": times * estimate.high}
-    return Row(name, None, times * estimate.value, exact=False, unit=unit, facts=facts)
+        fitted(above, power.coefficients[0], ""),
+    ], line
