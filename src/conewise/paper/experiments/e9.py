@@ -209,14 +209,14 @@ def count(family: Family, layers: int, heads: int) -> list[Row]:
     ratio = Fraction(len(cones) * (full - 1), int(total))
     right = sum(row.match is True for row in cones)
     with_readout = family.ratio(layers, heads, readout=True), Fraction(len(cones) * full, int(total))
-    sites, predicted = (size.sites, size.predicted) if size is not None else (None, None)
+    sites, printed = (size.sites, size.predicted) if size is not None else (None, None)
     facts = {**shape, "nodes": full}
     closed = f"{at}, sites with the cone of the closed form"
     return [
         *(_layers(model, cones, at, layers, heads) if is_llama else ()),
         *(_distances(size, ratio, at) if size is not None else ()),
         Row(closed, layers * (heads + 1), right, sites, facts=facts),
-        Row(f"{at}, ρ", family.ratio(layers, heads), ratio, predicted, facts=facts),
+        Row(f"{at}, ρ", family.ratio(layers, heads), ratio, printed, facts=facts),
         *rows_of(at, ("ρ, readout counted", *with_readout), facts=facts),
         *cones,
     ]
@@ -527,7 +527,13 @@ def point(
     repetitions: int = 2,
 ) -> Point:
     """Time all depths at one width and length, fit the constants to `depths`, predict the `judged` one."""
-    of = {"full": False, "repetitions": repetitions, "positions": length, "drawn_on": device, "compared": 4}
+    of: dict[str, Any] = {
+        "full": False,
+        "repetitions": repetitions,
+        "positions": length,
+        "drawn_on": device,
+        "compared": 4,
+    }
     *seen, last = timed = [
         clock(Size(layers, heads, width, "", "", "", "", width), device, **of) for layers in (*depths, judged)
     ]

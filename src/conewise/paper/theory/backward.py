@@ -13,18 +13,7 @@ from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, full_weight, patches_of, world_costs
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weights,
-    answer,
-    answer_ratio,
-    any_float,
-    exact,
-    ratio,
-    total,
-)
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, total
 from conewise.reactive.gradients import GRADIENT, may_pass, vjps_of
 from conewise.reactive.graph import Graph, Site
 
@@ -45,14 +34,13 @@ def training_cost(
     graph: Graph, sites: Iterable[Site], loss: Site | None = None, weights: Weights | None = None
 ) -> Weight:
     """Σ over `sites` of the weight of the training cone: the paper's count."""
-    scale = Scale(graph, weights)
-    return answer(_training_weight(graph, expect.sites(sites), loss, scale), scale.is_float, "the cost")
+    return _training_weight(graph, expect.sites(sites), loss, Scale(graph, weights)).weight("the cost")
 
 
-def _training_weight(graph: Graph, sites: tuple[Site, ...], loss: Site | None, scale: Scale) -> Exact:
+def _training_weight(graph: Graph, sites: tuple[Site, ...], loss: Site | None, scale: Scale) -> Amount:
     numbers = graph.numbers(sites)
     support = _support(graph, numbers, loss)
-    return total(scale(_touched(graph, number, support)) for number in numbers)
+    return sum((scale(_touched(graph, number, support)) for number in numbers), scale(()))
 
 
 def training_ratio(
@@ -86,18 +74,14 @@ def training_ratio(
         if not swept:
             raise TheoryError("no sites are given, and a ratio needs at least one.")
         touched = _training_weight(profile, swept, loss, scale)
-        if touched == 0:
+        if not touched:
             raise TheoryError("the training cones of these sites weigh nothing, so the ratio has no value.")
-        full = full_weight(profile, loss, scale)
-        return answer_ratio(ratio(len(swept) * full, touched), scale.is_float)
+        return (len(swept) * full_weight(profile, loss, scale) / touched).ratio
     if sites is not None or loss is not None or weights is not None:
         raise TheoryError("`sites`, `loss` and `weights` belong to a graph; a profile is its own weights.")
-    layers = expect.profile(profile)
-    end = expect.weight(terminal, "`terminal`")
-    own = _own(local, layers)
-    whole, L = total([*layers, end]), len(layers)
-    touched = L * whole - total(layers) + total(own)
-    return answer_ratio(ratio(L * whole, touched), any_float([*layers, end, *own]))
+    layers, end = expect.profile(profile), amount(terminal, "`terminal`")
+    whole = len(layers) * (total(layers) + end)
+    return (whole / (whole - total(layers) + total(_own(local, layers)))).ratio
 
 
 def joint_cost(graph: Graph, sites: Iterable[Site], demand: Demand, weights: Weights | None = None) -> Weight:
@@ -107,40 +91,33 @@ def joint_cost(graph: Graph, sites: Iterable[Site], demand: Demand, weights: Wei
     sites (with the loss, if it is read). Gradients are ordinary nodes, so this is `sweep_cost`; each
     site must reach something that is demanded, else the question is a slip: TheoryError.
     """
-    scale = Scale(graph, weights)
-    swept, targets = expect.sites(sites), _expect_targets(graph, demand)
-    return answer(_joint_weight(graph, swept, targets, scale), scale.is_float, "the cost")
+    return _joint(graph, sites, demand, Scale(graph, weights))[0].weight("the cost")
 
 
 def joint_ratio(
     graph: Graph, sites: Iterable[Site], demand: Demand, weights: Weights | None = None
 ) -> Fraction | float:
     """ρ under backpropagation, exact: a full forward and backward run per site over `joint_cost`."""
-    scale = Scale(graph, weights)
-    swept, targets = expect.sites(sites), _expect_targets(graph, demand)
-    spent = _joint_weight(graph, swept, targets, scale)
-    if spent == 0:
+    spent, full = _joint(graph, sites, demand, Scale(graph, weights))
+    if not spent:
         raise TheoryError("a sweep of these sites recomputes nothing, so its ratio has no value.")
-    return answer_ratio(ratio(len(swept) * full_weight(graph, targets, scale), spent), scale.is_float)
+    return (full / spent).ratio
 
 
-def _expect_targets(graph: Graph, demand: Demand) -> tuple[Site, ...]:
-    targets = expect.demand(demand)
+def _joint(graph: Graph, sites: object, demand: Demand, scale: Scale) -> tuple[Amount, Amount]:
+    """Return the cost of the sweep, and that of a full run for each site."""
+    swept, targets = expect.sites(sites), expect.demand(demand)
     if targets is None:
         raise TheoryError("which gradients are demanded? Pass their sites.")
-    graph.numbers(targets)
-    return targets
-
-
-def _joint_weight(graph: Graph, sites: tuple[Site, ...], targets: tuple[Site, ...], scale: Scale) -> Exact:
     support = graph.table.support(graph.numbers(targets), ())
-    for site in sites:
+    for site in swept:
         if graph.number(site) not in support:
             raise TheoryError(
                 f"{site!r} reaches none of the {len(targets)} demanded sites, so a change there costs "
                 "nothing and changes no gradient. Take it out of the sweep, or demand what it reaches."
             )
-    return total(world_costs(graph, sites, targets, scale))
+    costs = world_costs(graph, swept, targets, scale)
+    return sum(costs, scale(())), len(swept) * full_weight(graph, targets, scale)
 
 
 def dense_joint_ratio(forward: Weight, share: Weight = 1, *, stale: Weight = 1) -> Fraction | float:
@@ -152,14 +129,16 @@ def dense_joint_ratio(forward: Weight, share: Weight = 1, *, stale: Weight = 1) 
     differentiated reaches it through the output alone: the backward pass begins by reading that. Above 1
     for every ρ > 1: 4/3 for ρ = 2, b = 1. With σ = 1/ρ the backward pass is as local as the forward one: ρ.
     """
-    rho, b = expect.number(forward, "the forward ratio"), expect.weight(share, "`share`")
-    part = expect.weight(stale, "`stale`")
+    rho, b, part = (
+        expect.number(forward, "the forward ratio"),
+        amount(share, "`share`"),
+        amount(stale, "`stale`"),
+    )
     if rho < 1:
         raise TheoryError(f"the forward ratio is {shown(rho)}; no sweep costs more than full runs.")
     if part > 1:
         raise TheoryError(f"`stale` is {shown(part)}; it is a part of the backward pass, from 0 to 1.")
-    joint = ratio(1 + exact(b), ratio(1, exact(rho)) + exact(b) * exact(part))
-    return answer_ratio(joint, any_float([rho, b, part]))
+    return ((1 + b) / (1 / Amount.of(rho) + b * part)).ratio
 
 
 def _support(graph: Graph, sites: Iterable[int], loss: Site | None) -> set[int] | None:

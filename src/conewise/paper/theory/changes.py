@@ -5,7 +5,7 @@ A value that is given shields what is below it; another rule, or a function, let
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -13,7 +13,7 @@ from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Patch, patches_of, world_costs
-from conewise.paper.theory.weights import Demand, Exact, Scale, Weights, answer, total, wanted
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, wanted
 from conewise.reactive.graph import Edge, Graph, Site
 
 ChangeKind = Literal["value", "function", "rule", "redefine"]
@@ -75,19 +75,21 @@ def changed_cost(
     Each place is changed once: TheoryError for the same edge, two patches of one site, or two
     redefinitions of one. The world has answered the demand before the first change.
     """
-    weigh, made = _Scale(graph, weights), _expect_changes(graph, changes)
+    weigh, made = _weighing(graph, weights), _expect_changes(graph, changes)
     chosen = expect.permutation(order, len(made))
     targets = _targets(graph, demand)
     ordered = [made[k] for k in chosen]
-    costs = [weigh(nodes) for nodes in _interleaved(graph, ordered, targets)]
-    alone = [_batched(graph, [change], targets) for change in made if _is_possible(graph, change)]
-    isolated = total(map(weigh, alone)) if len(alone) == len(made) else None
-    batched = weigh(_batched(graph, ordered, targets))
+    costs, batched = (
+        [*map(weigh, _interleaved(graph, ordered, targets))],
+        weigh(_batched(graph, ordered, targets)),
+    )
+    alone = [weigh(_batched(graph, [change], targets)) for change in made if _is_possible(graph, change)]
+    none = weigh(set())
     return ChangedCost(
-        tuple(map(weigh.answer, costs)),
-        weigh.answer(total(costs)),
-        None if isolated is None else weigh.answer(isolated),
-        weigh.answer(batched),
+        tuple(cost.weight("a cost") for cost in costs),
+        sum(costs, none).weight("a cost"),
+        sum(alone, none).weight("a cost") if len(alone) == len(made) else None,
+        batched.weight("a cost"),
     )
 
 
@@ -114,9 +116,11 @@ def change_extremes(
     """
     made, demand = tuple(_listed(changes)), expect.demand(demand)
     best = best_change_order(graph, made)
-    return _extremes(
-        lambda order: changed_cost(graph, made, demand, order=order, weights=weights).total, best
+    worst = best[::-1]
+    least, most = (
+        changed_cost(graph, made, demand, order=order, weights=weights).total for order in (best, worst)
     )
+    return PatchExtremes(least, most, best, worst)
 
 
 def best_change_order(graph: Graph, changes: Iterable[ChangeAt]) -> tuple[int, ...]:
@@ -167,8 +171,11 @@ class _Reads:
         self._called: set[int] = set()
         self.given: set[int] = set()
 
-    def make(self, change: _Change) -> bool:
-        """Make a change; False where another one hides it."""
+    def disturbed(self, change: _Change) -> set[int]:
+        """Make a change; returns its seed and all that is below it, nothing where another one hides it."""
+        return {change.seed} | self._below(change.seed, self.of) if self._make(change) else set()
+
+    def _make(self, change: _Change) -> bool:
         seed = change.seed
         if change.edge is not None:
             if change.edge not in self._wired(seed):
@@ -202,10 +209,6 @@ class _Reads:
         cut = self._given_edges.get(node)
         wired = self._wired(node)
         return wired if cut is None else tuple(site for site in wired if site not in cut)
-
-    def cone(self, node: int) -> set[int]:
-        """All that a path of one edge or more leads to."""
-        return self._below(node, self.of)
 
     def support(self, targets: Iterable[int] | None) -> set[int]:
         """The targets and all that they depend on; None: everything."""
@@ -262,16 +265,16 @@ class _Reads:
         self._inputs[node] = inputs
 
 
-def _interleaved(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> Iterator[set[int]]:
+def _interleaved(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> list[set[int]]:
     """For each change, what the demand after it computes."""
-    reads = _Reads(graph)
+    reads, found = _Reads(graph), []
     stale = set(graph.table.order) - reads.support(targets)
     for change in changes:
-        if reads.make(change):
-            stale |= {change.seed} | reads.cone(change.seed)
+        stale |= reads.disturbed(change)
         wanted = reads.support(targets)
-        yield reads.computed(stale & wanted)
+        found.append(reads.computed(stale & wanted))
         stale -= wanted
+    return found
 
 
 def _batched(graph: Graph, changes: Sequence[_Change], targets: list[int] | None) -> set[int]:
@@ -279,8 +282,7 @@ def _batched(graph: Graph, changes: Sequence[_Change], targets: list[int] | None
     reads = _Reads(graph)
     stale = set(graph.table.order) - reads.support(targets)
     for change in changes:
-        if reads.make(change):
-            stale |= {change.seed} | reads.cone(change.seed)
+        stale |= reads.disturbed(change)
     return reads.computed(stale & reads.support(targets))
 
 
@@ -291,31 +293,21 @@ def _is_possible(graph: Graph, change: _Change) -> bool:
     return (graph.table.cone([change.seed]) | {change.seed}).isdisjoint(change.inputs)
 
 
-class _Scale:
-    """Weighs nodes; a source that a function patches is computed, and weighs 1, or what `weights` say."""
+def _weighing(graph: Graph, weights: Weights | None) -> Callable[[set[int]], Amount]:
+    """Weigh nodes; a source that a function patches is computed, and weighs 1, or what `weights` say."""
+    scale, rules, name = Scale(graph, weights), graph.table.rules, graph.name
 
-    def __init__(self, graph: Graph, weights: Weights | None) -> None:
-        self._graph, self._weights = graph, weights
-        self._scale = Scale(graph, weights)
-
-    def __call__(self, nodes: set[int]) -> Exact:
-        rules, name = self._graph.table.rules, self._graph.name
-        sources = [self._of_source(name(node)) for node in nodes if rules[node] is None]
-        return total([self._scale(nodes), *sources])
-
-    def answer(self, cost: Exact) -> Weight:
-        """A cost as it is handed out."""
-        return answer(cost, self._scale.is_float, "a cost")
-
-    def _of_source(self, site: Site) -> Weight:
-        if self._weights is None:
-            return 1
-        if site not in self._weights:
+    def of_source(site: Site) -> Amount:
+        if weights is None:
+            return Amount(1)
+        if site not in weights:
             raise TheoryError(
                 f"`weights` has no entry for the source {site!r}, which a function patches and which is "
                 "computed for that reason. Give it a weight, 0 included."
             )
-        return expect.weight(self._weights[site], f"the weight of {site!r}")
+        return amount(weights[site], f"the weight of {site!r}")
+
+    return lambda nodes: sum((of_source(name(node)) for node in nodes if rules[node] is None), scale(nodes))
 
 
 def _targets(graph: Graph, demand: Demand) -> list[int] | None:
@@ -431,18 +423,11 @@ def patched_cost(
 
     a patched site itself never counts. The world has answered the demand before the first patch.
     """
-    scale, sites = Scale(graph, weights), _expect_patched(graph, patches)
-    chosen = expect.permutation(order, len(sites))
-    targets = _targets(graph, demand)
-    costs = [
-        scale(_step(graph, sites[k], [sites[j] for j in chosen[:step]], targets))
-        for step, k in enumerate(chosen)
-    ]
-    isolated = total(scale(_step(graph, site, (), targets)) for site in sites)
-    batched = scale(set().union(*(_step(graph, s, [o for o in sites if o != s], targets) for s in sites)))
-    spent = total(costs)
-    handed_out = (answer(cost, scale.is_float) for cost in (spent, isolated, batched, isolated - spent))
-    return PatchedCost(tuple(answer(cost, scale.is_float) for cost in costs), *handed_out)
+    made = _patches(graph, patches)
+    found = changed_cost(graph, made, demand, order=order, weights=weights)
+    assert found.isolated is not None, "each value can be given alone"
+    spared = Amount.of(found.isolated) - found.total
+    return PatchedCost(found.costs, found.total, found.isolated, found.batched, spared.weight("a cost"))
 
 
 def patch_extremes(
@@ -456,45 +441,21 @@ def patch_extremes(
     is its isolated cost. Both hold term by term, so no search is needed, on any DAG. The best order for
     patches is the worst for grafts.
     """
-    sites, demand = expect.sites(patches, "the list of patches"), expect.demand(demand)
-    best = best_patch_order(graph, sites)
-    return _extremes(
-        lambda order: patched_cost(graph, sites, demand, order=order, weights=weights).total, best
-    )
-
-
-def _extremes(total: Callable[[tuple[int, ...]], Weight], best: tuple[int, ...]) -> PatchExtremes:
-    """Return the totals of the best order, and of the worst, which is its reverse."""
-    return PatchExtremes(total(best), total(best[::-1]), best, best[::-1])
+    return change_extremes(graph, _patches(graph, patches), demand, weights=weights)
 
 
 def best_patch_order(graph: Graph, patches: Iterable[Site]) -> tuple[int, ...]:
     """An order of the least total, for any demand and weights: downstream first; see `patch_extremes`."""
-    sites = _expect_patched(graph, patches)
-    return tuple(sorted(range(len(sites)), key=lambda k: -graph.table.labels[sites[k]]))
+    return best_change_order(graph, _patches(graph, patches))
 
 
-def _expect_patched(graph: Graph, patches: Iterable[Site]) -> list[int]:
-    sites = expect.graph(graph).numbers(expect.sites(patches, "the list of patches"))
+def _patches(graph: Graph, patches: object) -> list[ChangeAt]:
+    sites = expect.sites(patches, "the list of patches")
+    expect.graph(graph).numbers(sites)
     twice = [site for place, site in enumerate(sites) if site in sites[:place]]
     if twice:
-        raise TheoryError(
-            f"{graph.name(twice[0])!r} is patched twice; a sequence of patches names each site once."
-        )
-    return sites
-
-
-def _step(graph: Graph, site: int, given: Sequence[int], targets: list[int] | None) -> set[int]:
-    """Return what patching `site` makes stale and wanted, when the values at `given` are fixed already."""
-    cut = {*given, site}
-    reached: set[int] = set()
-    stack = [site]
-    while stack:
-        for reader in graph.table.consumers[stack.pop()]:
-            if reader not in cut and reader not in reached:
-                reached.add(reader)
-                stack.append(reader)
-    return reached if targets is None else reached & graph.table.support(targets, cut)
+        raise TheoryError(f"{twice[0]!r} is patched twice; a sequence of patches names each site once.")
+    return [ChangeAt(site, "value") for site in sites]
 
 
 # -- Restoring -------------------------------------------------------------------------------------
@@ -543,10 +504,10 @@ def restored_cost(
         costs.append(scale(invalid if needed is None else invalid & needed))
         stale = (set() if needed is None else stale - needed) | below | set(patch)
     support = wanted(graph, targets)
-    spent = total(costs)
-    forked = total(world_costs(graph, [graph.names(patch) for patch in patches], targets, scale))
     left = scale(stale if support is None else stale & support)
+    spent = sum(costs, scale(()))
+    forked = sum(world_costs(graph, [graph.names(patch) for patch in patches], targets, scale), scale(()))
     return RestoredCost(
-        tuple(answer(cost, scale.is_float) for cost in costs),
-        *(answer(cost, scale.is_float) for cost in (spent, forked, spent - forked, left)),
+        tuple(cost.weight() for cost in costs),
+        *(cost.weight() for cost in (spent, forked, spent - forked, left)),
     )

@@ -16,7 +16,7 @@ from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, as_float, shown
 from conewise.paper.theory.sweeps import saturating_worlds
-from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
+from conewise.paper.theory.weights import Amount, amount, total
 
 Matrix = npt.NDArray[np.float64]
 
@@ -213,36 +213,42 @@ class Calibration:
     @property
     def overhead(self) -> float:
         """β/a as fitted: what a node that is only walked past costs, in nodes computed."""
-        (a, _, _), beta = self._constants, expect.number(self.beta.value, "the fitted β")
-        return as_float(ratio(exact(beta), a), "β/a")
+        return float(
+            (Amount.of(expect.number(self.beta.value, "the fitted β")) / self._constants[0]).weight("β/a")
+        )
 
     @property
     def ceiling(self) -> float:
         """`wallclock_ceiling` of the fit."""
         a, beta, _ = self._constants
-        return as_float(exact(wallclock_ceiling(a, beta)), "the ceiling")
+        return as_float(Fraction(wallclock_ceiling(a.exact, beta.exact)), "the ceiling")
 
     def seconds(self, cone: float, nodes: float) -> float:
         """The predicted time of one demand."""
         (size,), whole = expect_cones([cone], nodes)
         a, beta, fixed = self._constants
-        return as_float(a * exact(size) + beta * exact(whole) + fixed, "the predicted time")
+        return as_float((a * size + beta * whole + fixed).exact, "the predicted time")
 
     def ratio(self, cones: Iterable[float], nodes: float) -> float:
         """`wallclock_ratio` of a sweep."""
-        return as_float(exact(wallclock_ratio(cones, nodes, *self._constants)), "the ratio")
+        a, beta, fixed = (constant.exact for constant in self._constants)
+        return as_float(Fraction(wallclock_ratio(cones, nodes, a, beta, fixed)), "the ratio")
 
     @property
-    def _constants(self) -> tuple[Exact, Exact, Exact]:
+    def _constants(self) -> tuple[Amount, Amount, Amount]:
         """a, β and the fixed cost that predictions are made with."""
-        a, beta = expect.number(self.a.value, "the fitted a"), expect.number(self.beta.value, "the fitted β")
-        fixed = expect.number(self.intercept.value, "the fitted intercept") if self.intercept else 0
+        a = _fitted(self.a, "a")
         if a <= 0:
             raise TheoryError(
                 f"a was fitted as {shown(a)}: a node that takes no time to compute. Measure cones that "
                 "differ more in size, or more often."
             )
-        return exact(a), max(exact(beta), 0), max(exact(fixed), 0)
+        fixed = _fitted(self.intercept, "intercept") if self.intercept else Amount()
+        return a, max(_fitted(self.beta, "β"), Amount()), max(fixed, Amount())
+
+
+def _fitted(constant: Estimate, what: str) -> Amount:
+    return Amount.of(expect.number(constant.value, f"the fitted {what}"))
 
 
 def calibrate(samples: Iterable[Sample], *, intercept: bool = True, confidence: float = 0.95) -> Calibration:
@@ -295,13 +301,11 @@ def wallclock_ratio(
     """
     sizes, N = expect_cones(cones, nodes)
     per_node, per_graph = expect_constants(a, beta)
-    fixed = expect.weight(intercept, "the intercept")
-    overhead = exact(per_graph) * exact(N) + exact(fixed)
-    spent = exact(per_node) * total(sizes) + len(sizes) * overhead
-    if spent == 0:
+    overhead = per_graph * N + amount(intercept, "the intercept")
+    spent = per_node * total(sizes) + len(sizes) * overhead
+    if not spent:
         raise TheoryError("the sweep takes no time, so its ratio has no value: no cones, or all of size 0.")
-    full = len(sizes) * (exact(per_node) * exact(N) + overhead)
-    return answer_ratio(ratio(full, spent), any_float([*sizes, N, per_node, per_graph, fixed]))
+    return (len(sizes) * (per_node * N + overhead) / spent).ratio
 
 
 def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(1, 2)) -> Fraction | float:
@@ -311,34 +315,37 @@ def wallclock_ceiling(a: Weight, beta: Weight, mean_fraction: Weight = Fraction(
     to 0.0054 gives 1.795, which would print as 1.80.
     """
     per_node, per_graph = expect_constants(a, beta)
+    share = _expect_share(mean_fraction)
+    if not share and not per_graph:
+        raise TheoryError("with β = 0 and an empty mean cone the ratio has no limit.")
+    return ((per_node + per_graph) / (per_node * share + per_graph)).ratio
+
+
+def _expect_share(mean_fraction: object) -> Amount:
     share = expect.number(mean_fraction, "the mean fraction")
     if not 0 <= share <= 1:
         raise TheoryError(
             f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, from 0 "
             "to 1."
         )
-    if share == 0 and per_graph == 0:
-        raise TheoryError("with β = 0 and an empty mean cone the ratio has no limit.")
-    spent = exact(per_node) * exact(share) + exact(per_graph)
-    limit = ratio(exact(per_node) + exact(per_graph), spent)
-    return answer_ratio(limit, any_float([per_node, per_graph, share]))
+    return Amount.of(share)
 
 
-def expect_cones(cones: object, nodes: object) -> tuple[list[Weight], Weight]:
+def expect_cones(cones: object, nodes: object) -> tuple[list[Amount], Amount]:
     """The sizes of cones, none larger than the graph, and the size of the graph."""
-    N = expect.weight(nodes, "the graph size")
+    N = amount(nodes, "the graph size")
     given = expect.items(cones, "the list of cones", "the size of each")
-    sizes = [expect.weight(cone, "a cone size") for cone in given]
+    sizes = [amount(cone, "a cone size") for cone in given]
     for size in sizes:
         if size > N:
             raise TheoryError(
-                f"a cone has the size {shown(size)} in a graph of the size {shown(N)}: what lies below a "
-                "site is a part of the graph. Both count computed nodes, in the same unit."
+                f"a cone has the size {shown(size)} in a graph of the size {shown(N)}: what "
+                "lies below a site is a part of the graph. Both count computed nodes, in the same unit."
             )
     return sizes, N
 
 
-def expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
+def expect_constants(a: object, beta: object) -> tuple[Amount, Amount]:
     """A, more than zero, and β, zero or more."""
     per_node, per_graph = expect.number(a, "a"), expect.number(beta, "β")
     if per_node <= 0:
@@ -347,7 +354,7 @@ def expect_constants(a: object, beta: object) -> tuple[Weight, Weight]:
         raise TheoryError(
             f"β is {shown(per_graph)}; it is zero or more. Where noise puts a fitted β below zero, pass 0."
         )
-    return per_node, per_graph
+    return Amount.of(per_node), Amount.of(per_graph)
 
 
 # -- Compiled --------------------------------------------------------------------------------------
@@ -380,19 +387,17 @@ def compiled_ratio(
     per_node, per_graph = expect_constants(a, beta)
     together = _expect_launch(launch, per_node)
     count, spread = expect.count(runs, "the number of runs"), total(sizes)
-    often = spread if launches is None else expect.weight(launches, "the number of launches")
-    if often > spread or (often == 0 and spread > 0):
+    often = spread if launches is None else amount(launches, "the number of launches")
+    if often > spread or (not often and spread):
         raise TheoryError(
             f"the sweep launches {shown(often)}; that is more than nothing and no more than all cones "
             f"together, {shown(spread)}."
         )
-    walk = exact(per_graph) * exact(N)
-    apart = exact(per_node) - exact(together)
-    spent = count * (apart * spread + exact(together) * exact(often)) + walk
-    if not sizes or spent == 0:
+    walk = per_graph * N
+    spent = count * ((per_node - together) * spread + together * often) + walk
+    if not sizes or not spent:
         raise TheoryError("the sweep takes no time, so its ratio has no value: no cones, or all of size 0.")
-    full = count * len(sizes) * exact(per_node) * exact(N) + walk
-    return answer_ratio(ratio(full, spent), any_float([*sizes, N, per_node, per_graph, together, often]))
+    return ((count * len(sizes) * per_node * N + walk) / spent).ratio
 
 
 def compiled_ceiling(
@@ -405,23 +410,19 @@ def compiled_ceiling(
     """
     per_node, _ = expect_constants(a, 0)
     together = _expect_launch(launch, per_node)
-    share = expect.number(mean_fraction, "the mean fraction")
-    if not 0 < share <= 1:
-        raise TheoryError(
-            f"the mean fraction is {shown(share)}; it is the part of a graph that lies below a site, more "
-            "than 0 and at most 1."
-        )
+    share = _expect_share(mean_fraction)
+    if not share:
+        raise TheoryError("the mean fraction is 0; here it is more than 0 and at most 1.")
     if together == per_node:
         raise TheoryError(
             "a node takes nothing but its launch, which all worlds share: the ratio grows with their number "
             "and has no limit."
         )
-    limit = ratio(exact(per_node), (exact(per_node) - exact(together)) * exact(share))
-    return answer_ratio(limit, any_float([per_node, together, share]))
+    return (per_node / ((per_node - together) * share)).ratio
 
 
-def _expect_launch(launch: object, per_node: Weight) -> Weight:
-    together = expect.weight(launch, "`launch`")
+def _expect_launch(launch: object, per_node: Amount) -> Amount:
+    together = amount(launch, "`launch`")
     if together > per_node:
         raise TheoryError(
             f"`launch` is {shown(together)}, and a node takes {shown(per_node)} in all, its launch included."
@@ -453,15 +454,15 @@ class StackClock:
     def rate(self) -> float:
         """Units of work a second."""
         _, each = self._constants
-        if each == 0:
+        if not each:
             raise TheoryError("work was fitted to take no time, so there is no rate. Measure larger stacks.")
-        return as_float(ratio(1, each), "the rate")
+        return as_float((1 / each).exact, "the rate")
 
     def seconds(self, launches: Weight, work: Weight) -> float:
         """The predicted time of so many launches and so much work."""
-        count, amount = expect.weight(launches, "`launches`"), expect.weight(work, "`work`")
         c, each = self._constants
-        return as_float(c * exact(count) + each * exact(amount), "the predicted time")
+        spent = c * amount(launches, "`launches`") + each * amount(work, "`work`")
+        return as_float(spent.exact, "the predicted time")
 
     def enough_worlds(self, node: Weight, share: Weight) -> int:
         """With more worlds at once than that, stacks of nested cones save less than `share` of the work.
@@ -469,14 +470,12 @@ class StackClock:
         `node` is the work of one node in one world: see `saturating_worlds`.
         """
         c, each = self._constants
-        return saturating_worlds(c, each * exact(expect.weight(node, "the work of a node")), share)
+        return saturating_worlds(c.exact, (each * amount(node, "the work of a node")).exact, share)
 
     @property
-    def _constants(self) -> tuple[Exact, Exact]:
-        c, each = (
-            max(exact(expect.number(one.value, f"the fitted {what}")), 0)
-            for one, what in ((self.launch, "launch"), (self.work, "work"))
-        )
+    def _constants(self) -> tuple[Amount, Amount]:
+        c = max(_fitted(self.launch, "launch"), Amount())
+        each = max(_fitted(self.work, "work"), Amount())
         if not c and not each:
             raise TheoryError("neither launches nor work were fitted to take any time. Measure more often.")
         return c, each

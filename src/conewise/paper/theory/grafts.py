@@ -14,18 +14,7 @@ from math import comb
 from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weights,
-    answer,
-    answer_ratio,
-    any_float,
-    exact,
-    total,
-    wanted,
-)
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, total, wanted
 from conewise.reactive.graph import Block, BlockNode, Edge, Graph, Site
 
 
@@ -47,7 +36,7 @@ class GraftAt:
     @property
     def fresh(self) -> Weight:
         """h: what computing the block for the first time costs."""
-        return answer(*self.sum(only_fed=False))
+        return self.sum(only_fed=False).weight()
 
     @property
     def reach(self) -> Weight:
@@ -56,21 +45,20 @@ class GraftAt:
         The rest of a block, such as a product of its own parameters, is computed once. A size
         given as a number is taken to depend on the input throughout.
         """
-        return answer(*self.sum(only_fed=True))
+        return self.sum(only_fed=True).weight()
 
-    def sum(self, *, only_fed: bool) -> tuple[Exact, bool]:
-        """`fresh` or, of `only_fed` nodes, `reach`: exactly, and whether a weight is a float."""
+    def sum(self, *, only_fed: bool) -> Amount:
+        """`fresh` or, of `only_fed` nodes, `reach`: exactly."""
         if not isinstance(self.size, Block):
             if self.weights is not None:
                 raise TheoryError(
                     f"the size of the graft at {shown(self.at)} is a number, and `weights` are for the nodes "
                     "of a block. Give one or the other."
                 )
-            size = expect.weight(self.size, f"the size of the graft at {shown(self.at)}")
-            return exact(size), isinstance(size, float)
+            return amount(self.size, f"the size of the graft at {shown(self.at)}")
         parts = [part.name for part in _computed(self.size, only_fed=only_fed)]
         if self.weights is None:
-            return len(parts), False
+            return Amount(len(parts))
         given = expect.mapping(self.weights, "`weights` of a graft", "a weight for each node of the block")
         known = {part.name for part in self.size.nodes}
         computed = [part.name for part in self.size.nodes if part.rule is not None]
@@ -80,8 +68,8 @@ class GraftAt:
                     f"`weights` of the graft at {shown(self.at)} and the nodes of its block do not agree "
                     f"about {shown(name)}. The block computes {', '.join(computed)}; give each a weight."
                 )
-        found = {name: expect.weight(weight, f"the weight of {name!r}") for name, weight in given.items()}
-        return total(found[name] for name in parts), any_float(found.values())
+        found = {name: amount(weight, f"the weight of {name!r}") for name, weight in given.items()}
+        return total(found[name] for name in parts) + 0 * total(found.values())
 
 
 AnyGraft = GraftAt | tuple[Site | Edge, Weight | Block]
@@ -136,19 +124,17 @@ def interleaved_cost(
     must come before it (else TheoryError), and each later graft_after(u) recomputes every block
     that already hangs on u. One edge takes one graft.
     """
-    placed = _placed(graph, grafts, demand, weights)
-    chosen = expect.permutation(order, len(placed.grafts))
-    _expect_possible(graph, placed.grafts, chosen)
-    costs: list[Exact] = []
-    for step, k in enumerate(chosen):
-        graft = placed.grafts[k]
-        again = [placed.grafts[j].reach for j in chosen[:step] if graft.is_before(placed.grafts[j])]
-        costs.append(total([graft.cost, *again]))
+    placed, none = _placed(graph, grafts, demand, weights)
+    chosen = expect.permutation(order, len(placed))
+    _expect_possible(graph, placed, chosen)
+    again = [
+        sum((placed[j].reach for j in chosen[:step] if placed[k].is_before(placed[j])), none)
+        for step, k in enumerate(chosen)
+    ]
+    isolated, over = sum((graft.cost for graft in placed), none), sum(again, none)
     return InterleavedCost(
-        tuple(map(placed.answer, costs)),
-        placed.answer(total(costs)),
-        placed.answer(placed.isolated),
-        placed.answer(_overcount(placed.grafts, chosen)),
+        tuple((placed[k].cost + more).weight("a cost") for k, more in zip(chosen, again, strict=True)),
+        *(cost.weight("a cost") for cost in (isolated + over, isolated, over)),
     )
 
 
@@ -156,8 +142,8 @@ def isolated_cost(
     graph: Graph, grafts: Iterable[AnyGraft], *, demand: Demand = None, weights: Weights | None = None
 ) -> Weight:
     """Σ |disturbed| + h: the cost of the grafts, each on its own copy of the graph."""
-    placed = _placed(graph, grafts, demand, weights)
-    return placed.answer(placed.isolated)
+    placed, none = _placed(graph, grafts, demand, weights)
+    return sum((graft.cost for graft in placed), none).weight("a cost")
 
 
 def overcount(
@@ -183,9 +169,9 @@ def batched_cost(
     docs/theory.md#batched. The sites themselves are not taken off the union: one that is in it is
     below another graft, and is computed.
     """
-    placed = _placed(graph, grafts, demand, weights)
-    disturbed = set().union(*(graft.disturbed for graft in placed.grafts))
-    return placed.answer(total([placed.scale(disturbed), *(graft.fresh for graft in placed.grafts)]))
+    placed, none = _placed(graph, grafts, demand, weights)
+    disturbed = Scale(graph, weights)(set().union(*(graft.disturbed for graft in placed)))
+    return sum((graft.fresh for graft in placed), none + disturbed).weight("a cost")
 
 
 def best_order(
@@ -202,7 +188,7 @@ def best_order(
     adds its reach m − i times, so smaller ones go first. These sums are over disjoint sets of pairs and
     each is least, hence so is Δ. Ties keep the order given.
     """
-    return _sorted(_placed(graph, grafts, demand, weights).grafts, upstream_first=True)
+    return _sorted(_placed(graph, grafts, demand, weights)[0], upstream_first=True)
 
 
 def order_extremes(
@@ -217,22 +203,20 @@ def order_extremes(
     sites counts half its reach, unless edge and site grafts mix at one site; those pairs have the
     exact probability of a random shuffle.
     """
-    placed = _placed(graph, grafts, demand, weights)
-    all_grafts = placed.grafts
-    best, worst = _sorted(all_grafts, upstream_first=True), _sorted(all_grafts, upstream_first=False)
-    ranks = _ranks(all_grafts)
-    mean = total(
-        _chance_before(all_grafts, ranks, j, k) * all_grafts[j].reach
-        for j, k in permutations(range(len(all_grafts)), 2)
-        if all_grafts[k].is_before(all_grafts[j])
+    placed, none = _placed(graph, grafts, demand, weights)
+    best, worst = (_sorted(placed, upstream_first=is_first) for is_first in (True, False))
+    least, most = (
+        sum((placed[j].reach for j, k in combinations(order, 2) if placed[k].is_before(placed[j])), none)
+        for order in (best, worst)
     )
-    return OrderExtremes(
-        placed.answer(_overcount(all_grafts, best)),
-        placed.answer(_overcount(all_grafts, worst)),
-        answer_ratio(Fraction(mean), placed.is_float),
-        best,
-        worst,
+    ranks = _ranks(placed)
+    pairs = permutations(range(len(placed)), 2)
+    chances = (
+        _chance_before(placed, ranks, j, k) * placed[j].reach
+        for j, k in pairs
+        if placed[k].is_before(placed[j])
     )
+    return OrderExtremes(least.weight("a cost"), most.weight("a cost"), sum(chances, none).ratio, best, worst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,38 +228,23 @@ class _Placed:
     depth: float
     disturbed: frozenset[int]
     front: frozenset[int]
-    fresh: Exact
-    reach: Exact
-    cost: Exact
+    fresh: Amount
+    reach: Amount
+    cost: Amount
 
     def is_before(self, other: _Placed) -> bool:
         """True if this graft, applied later, computes the block of `other` again."""
         return other.site in self.front
 
 
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    """Grafts in the order in which they are listed, and what their nodes are weighed with."""
-
-    grafts: list[_Placed]
-    scale: Scale
-    is_float: bool
-
-    @property
-    def isolated(self) -> Exact:
-        return total(graft.cost for graft in self.grafts)
-
-    def answer(self, cost: Exact) -> Weight:
-        """A cost as it is handed out."""
-        return answer(cost, self.is_float, "a cost")
-
-
-def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: Weights | None) -> _Sequence:
+def _placed(
+    graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: Weights | None
+) -> tuple[list[_Placed], Amount]:
+    """Return the grafts in the order in which they are listed; and 0, a float where a weight is one."""
     scale = Scale(graph, weights)
     support = wanted(graph, demand)
     edges: set[tuple[int, int]] = set()
-    placed = []
-    is_float = scale.is_float
+    placed, none = [], scale(())
     of = "GraftAt((u, w), size) for an edge, GraftAt(u, size) for a site, or the same as plain pairs"
     for place, entry in enumerate(expect.items(grafts, "the list of grafts", of)):
         graft = _expect_graft(entry, place)
@@ -305,12 +274,12 @@ def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: W
             readers = set(graph.table.consumers[site])
             disturbed = graph.table.cone([site])
             front = disturbed | {site}
-        (fresh, has_float), (reach, _) = graft.sum(only_fed=False), graft.sum(only_fed=True)
-        is_float = is_float or has_float
+        fresh, reach = graft.sum(only_fed=False), graft.sum(only_fed=True)
+        none += 0 * fresh
         if support is not None:
             disturbed = disturbed & support
             if not readers & support:
-                fresh = reach = 0
+                fresh = reach = Amount()
         placed.append(
             _Placed(
                 site,
@@ -320,10 +289,10 @@ def _placed(graph: Graph, grafts: Iterable[AnyGraft], demand: Demand, weights: W
                 frozenset(front),
                 fresh,
                 reach,
-                total([scale(disturbed), fresh]),
+                scale(disturbed) + fresh,
             )
         )
-    return _Sequence(placed, scale, is_float)
+    return placed, none
 
 
 def _expect_graft(entry: object, place: int) -> GraftAt:
@@ -351,14 +320,10 @@ def _expect_possible(graph: Graph, placed: Sequence[_Placed], order: Sequence[in
             closed.add(site)
 
 
-def _overcount(placed: Sequence[_Placed], order: Sequence[int]) -> Exact:
-    return total(placed[j].reach for j, k in combinations(order, 2) if placed[k].is_before(placed[j]))
-
-
 def _sorted(placed: Sequence[_Placed], *, upstream_first: bool) -> tuple[int, ...]:
     way = 1 if upstream_first else -1
 
-    def key(k: int) -> tuple[float, bool, Exact]:
+    def key(k: int) -> tuple[float, bool, Amount]:
         return way * placed[k].depth, not placed[k].is_edge, way * placed[k].reach
 
     return tuple(sorted(range(len(placed)), key=key))

@@ -14,19 +14,7 @@ from typing import Final
 from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weights,
-    answer,
-    answer_ratio,
-    any_float,
-    exact,
-    ratio,
-    total,
-    wanted,
-)
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, total, wanted
 from conewise.reactive.graph import Graph, Site
 
 MAX_CANDIDATES: Final = 100_000
@@ -45,7 +33,7 @@ class GreedyCost:
     @property
     def total(self) -> Weight:
         """The cost of the search, one trial at a time."""
-        return answer(total(self.costs), any_float(self.costs), "the cost")
+        return total(self.costs).weight("the cost")
 
 
 def greedy_cost(
@@ -71,15 +59,15 @@ def greedy_cost(
     sites = graph.numbers(expect.sites(readers, "the list of readers"))
     line = _expect_places(visits, len(sites), "the visits", "a reader's place in the list")
     staying = set(_expect_places(kept, len(line), "what is kept", "a trial's number"))
-    one, scale = expect.weight(correction, "`correction`"), Scale(graph, weights)
+    one, scale = amount(correction, "`correction`"), Scale(graph, weights)
     support = wanted(graph, expect.demand(demand))
     cones = {site: table.cone((site,)) for site in set(sites)}
     seen = cones if support is None else {site: cone & support for site, cone in cones.items()}
     behind = {site: scale(nodes) for site, nodes in seen.items()}
     # When a reader first lost an edge. Of two corrections at one site the later one comes first.
     since: dict[int, int] = {}
-    costs: list[Exact] = []
-    again: list[Exact] = []
+    costs: list[Amount] = []
+    surplus = 0 * (one + scale(()))
     for trial, reader in enumerate(line):
         site = sites[reader]
         met = sum(
@@ -88,15 +76,13 @@ def greedy_cost(
             for other, when in since.items()
             if support is None or seen[sites[other]]
         )
-        again.append(met * exact(one))
+        surplus += met * one
         is_wanted = support is None or bool(seen[site])  # else nobody asks for the correction
-        costs.append(behind[site] + is_wanted * exact(one) + again[-1])
+        costs.append(behind[site] + (is_wanted + met) * one)
         if trial not in staying:
             since.setdefault(reader, trial)
-    is_float = scale.is_float or isinstance(one, float)
     return GreedyCost(
-        tuple(answer(cost, is_float, "the cost of a trial") for cost in costs),
-        answer(total(again), is_float, "the surplus"),
+        tuple(cost.weight("the cost of a trial") for cost in costs), surplus.weight("the surplus")
     )
 
 
@@ -125,21 +111,22 @@ def speculation(candidates: int, width: int, right: Weight) -> Speculation:
     and has min(W, n−k) + 1 worlds. Exact for an exact p.
     """
     n, W = _expect_bounded(candidates, "the number of candidates"), _expect_bounded(width, "the width")
-    p, is_float = _expect_chance(right)
+    chance = _expect_chance(right)
+    p = Fraction(chance.exact)
     if n * p.denominator.bit_length() > MAX_BITS:
         raise TheoryError(
             f"the chance {shown(right)}, to the power of {n:,}, is too long a number to be worked out. Give "
             "a fraction of small numbers, as Fraction(9, 10), or fewer candidates."
         )
     if W == 1:
-        return Speculation(*(answer_ratio(Fraction(count), is_float) for count in (n, n, 0)))
+        return Speculation(*(Amount(count, chance.is_float).ratio for count in (n, n, 0)))
     whole, rest = divmod(n, W)
     # Where every guess is right, the last stack has as many worlds fewer as candidates are missing in it.
     certain = Fraction(-(-n // W)), Fraction(-n % W)
     stacks, missing = certain if p == 1 else _uncertain(p, W, whole, rest)
     worlds = (W + 1) * stacks - missing
     found = (stacks, worlds, worlds - stacks - n)
-    return Speculation(*(answer_ratio(Fraction(one), is_float) for one in found))
+    return Speculation(*(Amount(one, chance.is_float).ratio for one in found))
 
 
 def _uncertain(p: Fraction, W: int, whole: int, rest: int) -> tuple[Fraction, Fraction]:
@@ -171,11 +158,10 @@ def speculation_gain(width: int, right: Weight, launch: Weight, world: Weight = 
 
     1 for W = 1. Below 1 where guesses are wrong too often, or worlds take much of the time.
     """
-    W, (p, is_float) = _expect_bounded(width, "the width"), _expect_chance(right)
+    W, p = _expect_bounded(width, "the width"), _expect_chance(right)
     c, u = _expect_seconds(launch, world)
-    decided = Fraction(W) if p == 1 else (1 - p**W) / (1 - p)  # 1 + p + ... + p^(W−1)
-    gain = ratio(exact(c) + exact(u), exact(c) + (W + 1) * exact(u)) * decided if W > 1 else Fraction(1)
-    return answer_ratio(gain, is_float or any_float((c, u)))
+    decided = W * p if p == 1 else (1 - p**W) / (1 - p)  # 1 + p + ... + p^(W−1)
+    return ((c + u) / (c + (W + 1) * u if W > 1 else c + u) * decided).ratio
 
 
 def best_width(right: Weight, launch: Weight, world: Weight = 1) -> int:
@@ -184,15 +170,14 @@ def best_width(right: Weight, launch: Weight, world: Weight = 1) -> int:
     docs/beyond-the-paper.md#greedy-search. Of the widths from 2 on it is the first at which one world more
     costs more than it brings: p^W·(c + (W+1)·u)·(1−p) ≤ u·(1−p^W). Before it the gain grows, behind it falls.
     """
-    p, _ = _expect_chance(right)
-    given = _expect_seconds(launch, world)
-    c, u = map(exact, given)
+    p = Fraction(_expect_chance(right).exact)
+    c, u = (Fraction(one.exact) for one in _expect_seconds(launch, world))
 
     def is_wide(W: int) -> bool:
         part, whole = p.numerator**W, p.denominator**W  # p^W, without a search for common factors
-        brings, costs = (c + (W + 1) * u) * (1 - p), Fraction(u)
-        least = costs.numerator * brings.denominator * (whole - part)
-        return bool(part * brings.numerator * costs.denominator <= least)
+        brings = (c + (W + 1) * u) * (1 - p)
+        most: int = u.numerator * brings.denominator * (whole - part)
+        return bool(part * brings.numerator * u.denominator <= most)
 
     if p == 1 or (u == 0 and p > 0):
         why = "every guess is right" if p == 1 else "a world more takes no time"
@@ -217,25 +202,24 @@ def speculation_bound(right: Weight, launch: Weight, world: Weight = 1) -> Fract
     docs/beyond-the-paper.md#greedy-search. No stack decides more than its guesses hold, and each world that
     is decided has to be computed.
     """
-    p, is_float = _expect_chance(right)
-    c, u = _expect_seconds(launch, world)
-    if p == 1 and u == 0:
+    p, (c, u) = _expect_chance(right), _expect_seconds(launch, world)
+    if p == 1 and not u:
         raise TheoryError("every guess is right, and a world takes no time: nothing bounds the gain.")
     bounds = [] if p == 1 else [1 / (1 - p)]
-    bounds += [] if u == 0 else [1 + ratio(exact(c), exact(u))]
-    return answer_ratio(min(bounds), is_float or any_float((c, u)))
+    bounds += [1 + c / u] if u else []
+    return (min(bounds) + 0 * (p + c + u)).ratio
 
 
-def _expect_chance(right: object) -> tuple[Fraction, bool]:
+def _expect_chance(right: object) -> Amount:
     given = expect.number(right, "the chance that a guess is right")
     if not 0 <= given <= 1:
         raise TheoryError(f"the chance that a guess is right is {shown(given)}; a chance is from 0 to 1.")
-    return Fraction(exact(given)), isinstance(given, float)
+    return Amount.of(given)
 
 
-def _expect_seconds(launch: object, world: object) -> tuple[Weight, Weight]:
-    c, u = expect.weight(launch, "`launch`"), expect.weight(world, "`world`")
-    if c == 0 and u == 0:
+def _expect_seconds(launch: object, world: object) -> tuple[Amount, Amount]:
+    c, u = amount(launch, "`launch`"), amount(world, "`world`")
+    if not c and not u:
         raise TheoryError("neither a launch nor a world takes any time, so there is nothing to gain.")
     return c, u
 

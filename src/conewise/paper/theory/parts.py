@@ -14,19 +14,7 @@ from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.sweeps import Orientation, full_weight, limit_ratio
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weights,
-    answer,
-    answer_ratio,
-    any_float,
-    exact,
-    ratio,
-    total,
-    wanted,
-)
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, total, wanted
 from conewise.reactive.graph import Graph, Site
 
 Mixes = Mapping[Site, Collection[Site]]
@@ -281,8 +269,7 @@ def position_limit(
         raise TheoryError(f"`shared` is {shown(part)}; it is a part of the positions, from 0 to below 1.")
     if not expect.flag(causal, "`causal`"):
         return whole
-    is_float = isinstance(whole, float) or isinstance(part, float)
-    return answer_ratio(ratio(2 * Fraction(exact(whole)), 1 - exact(part)), is_float)
+    return (2 * Amount.of(whole) / (1 - Amount.of(part))).ratio
 
 
 def is_last(demand: object) -> bool:
@@ -344,24 +331,20 @@ class EdgeCost:
     @property
     def total(self) -> Weight:
         """The cost of the sweep where all worlds are one stack."""
-        return answer(total((self.shared, self.cones)), self._is_float, "the cost")
+        return total((self.shared, self.cones)).weight("the cost")
 
     @property
     def one_by_one(self) -> Weight:
         """The cost of the sweep world by world, with nothing shared."""
-        return answer(total((self.apart, self.cones)), self._is_float, "the cost")
+        return total((self.apart, self.cones)).weight("the cost")
 
     @property
     def ratio(self) -> Fraction | float:
         """ρ: one full run for each edge, over the cost of the sweep."""
         spent = total((self.shared, self.cones))
-        if spent == 0:
+        if not spent:
             raise TheoryError("a sweep of these edges computes nothing, so its ratio has no value.")
-        return answer_ratio(ratio(exact(self.full), spent), self._is_float)
-
-    @property
-    def _is_float(self) -> bool:
-        return any_float((self.shared, self.cones, self.apart, self.full))
+        return (self.full / spent).ratio
 
 
 def edge_count(
@@ -393,7 +376,8 @@ def edge_cost(
     table = expect.graph(graph).table
     targets, scale = expect.demand(demand), Scale(graph, weights)
     support = wanted(graph, targets)
-    edges, shared, cones, apart = 0, Fraction(0), Fraction(0), Fraction(0)
+    edges, shared = 0, scale(())
+    cones = apart = shared
     for reader in _expect_readers(readers):
         entry, site = graph.number(reader.entry), graph.number(reader.site)
         if site not in table.cone((entry,)):
@@ -408,8 +392,7 @@ def edge_cost(
         shared += reader.writers * between
         apart += reader.writers * reader.parts * between
         cones += reader.writers * reader.parts * behind
-    full = edges * full_weight(graph, targets, scale)
-    return _cost(edges, (shared, cones, apart, full), scale.is_float)
+    return _cost(edges, shared, cones, apart, edges * full_weight(graph, targets, scale))
 
 
 def stack_edge_cost(
@@ -438,16 +421,15 @@ def stack_edge_cost(
     stack = _Stack.of(layers, heads, kv_heads, mlp, parallel)
     inside = _expect_slots(between, "`between`", stack)
     behind = _expect_slots(below, "`below`", stack)
-    M, N = expect.weight(layer, "`layer`"), expect.weight(full, "`full`")
-    edges, shared, cones, apart = 0, Fraction(0), Fraction(0), Fraction(0)
+    M, N = amount(layer, "`layer`"), amount(full, "`full`")
+    edges, shared = 0, 0 * total([*inside.values(), *behind.values(), M, N])
+    cones = apart = shared
     for slot, parts, writers, deeper in stack.readers():
-        own, cone = exact(inside[slot]), exact(behind[slot])
         edges += parts * writers
-        shared += writers * own
-        apart += parts * writers * own
-        cones += parts * (writers * cone + deeper * exact(M))
-    given = [*inside.values(), *behind.values(), M, N]
-    return _cost(edges, (shared, cones, apart, edges * exact(N)), any_float(given))
+        shared += writers * inside[slot]
+        apart += parts * writers * inside[slot]
+        cones += parts * (writers * behind[slot] + deeper * M)
+    return _cost(edges, shared, cones, apart, edges * N)
 
 
 def edge_limit(layer: Weight = 1, nodes: Weight | None = None) -> Fraction | float:
@@ -457,14 +439,14 @@ def edge_limit(layer: Weight = 1, nodes: Weight | None = None) -> Fraction | flo
     to a full run: more, where a layer computes what no reader changes (of rotary positions, say). It is
     `sites_limit(0, 1)`: as many edges end in a layer as writers stand before it.
     """
-    M = expect.weight(layer, "`layer`")
-    n = M if nodes is None else expect.weight(nodes, "`nodes`")
-    if M == 0 or n < M:
+    M = amount(layer, "`layer`")
+    n = M if nodes is None else amount(nodes, "`nodes`")
+    if not M or n < M:
         raise TheoryError(
-            f"a layer adds {shown(M)} to a cone and {shown(n)} to a full run; the first is more than 0, and "
-            "no more than the second."
+            f"a layer adds {shown(M)} to a cone and {shown(n)} to a full run; the first is "
+            "more than 0, and no more than the second."
         )
-    return answer_ratio(ratio(3 * exact(n), exact(M)), any_float((M, n)))
+    return (3 * n / M).ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,10 +492,8 @@ class _Stack:
         return [*found, ("logits", 1, 1 + D * L, 0)]
 
 
-def _cost(edges: int, sums: tuple[Exact, Exact, Exact, Exact], is_float: bool) -> EdgeCost:
-    whole = (int(one) if one.denominator == 1 else one for one in map(Fraction, sums))
-    shared, cones, apart, full = (answer(one, is_float, "the cost") for one in whole)
-    return EdgeCost(edges, shared, cones, apart, full)
+def _cost(edges: int, *sums: Amount) -> EdgeCost:
+    return EdgeCost(edges, *(one.weight("the cost") for one in sums))
 
 
 def _expect_readers(readers: object) -> list[ReaderAt]:
@@ -524,11 +504,11 @@ def _expect_readers(readers: object) -> list[ReaderAt]:
     return [one for one in found if isinstance(one, ReaderAt)]
 
 
-def _expect_slots(given: object, what: str, stack: _Stack) -> dict[str, Weight]:
+def _expect_slots(given: object, what: str, stack: _Stack) -> dict[str, Amount]:
     found = expect.mapping(given, what, "a weight for each slot")
     if set(found) != set(stack.slots):
         raise TheoryError(
             f"{what} has {', '.join(map(repr, found)) or 'nothing'}; this stack has the slots "
             f"{', '.join(stack.slots)}, and each has an entry."
         )
-    return {slot: expect.weight(found[slot], f"{what} of {slot}") for slot in stack.slots}
+    return {slot: amount(found[slot], f"{what} of {slot}") for slot in stack.slots}

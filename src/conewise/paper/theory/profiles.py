@@ -14,7 +14,7 @@ from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
 from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.sweeps import Orientation, limit_ratio, suffix_sums
-from conewise.paper.theory.weights import Exact, answer_ratio, any_float, exact, ratio, total
+from conewise.paper.theory.weights import Amount, Exact, amount, total
 from conewise.reactive.graph import Graph, cone_sizes
 
 
@@ -60,8 +60,7 @@ def karamata_index(profile: Iterable[Weight], *, confidence: float = 0.95) -> Ka
         raise TheoryError(f"a profile of {L} layers cannot fix an index with an error bar; 3 are needed.")
     # Relative to the first layer: a uniform profile is then all zeros, and its index exactly 0.
     logs = [_log(weight) - _log(weights[0]) for weight in weights]
-    heaviest = exact(max(weights))
-    roots = [math.sqrt(ratio(exact(weight), heaviest)) for weight in weights]
+    roots = [math.sqrt(Fraction(weight) / Fraction(max(weights))) for weight in weights]
     lags = math.floor(4 * (L / 100) ** (2 / 9))
     ends: dict[Orientation, range] = {"output-heavy": range(1, L + 1), "input-heavy": range(L, 0, -1)}
     fits = {
@@ -109,22 +108,21 @@ def layered_ratio(profile: Iterable[Weight], sites: Sites = 1, *, terminal: Weig
 
     S alone cancels: `sweep_ratio(profile)` is S = 1.
     """
-    layers = expect.profile(profile)
-    end = expect.weight(terminal, "`terminal`")
+    layers, end = expect.profile(profile), amount(terminal, "`terminal`")
     groups = _expect_sites(sites, layers, whole=False)
     full, *below = suffix_sums([*layers, end])
     number = sum(count for here in groups for count, _ in here)
     spent = total(
-        count * (exact(remainder) + later)
+        count * (remainder + later)
         for here, later in zip(groups, below, strict=True)
         for count, remainder in here
     )
-    if spent == 0:
+    if not spent:
         raise TheoryError(
             f"a sweep of these {shown(number)} sites recomputes nothing, so its ratio has no value. (A "
             "profile of one layer needs a `terminal` node, or sites with a remainder.)"
         )
-    return _answer(number * full, spent, [*layers, end], groups)
+    return (number * full / spent).ratio
 
 
 def layered_training_ratio(
@@ -136,17 +134,16 @@ def layered_training_ratio(
     its own layer that is comparable with it, itself included; a number of sites takes c to be the whole
     layer. ρ_train = K · N / Σ_sites (N − w_i + c), between 1 and L/(L−1) when layers have equally many.
     """
-    layers = expect.profile(profile)
-    end = expect.weight(terminal, "`terminal`")
+    layers, end = expect.profile(profile), amount(terminal, "`terminal`")
     groups = _expect_sites(sites, layers, whole=True)
     full = total([*layers, end])
     number = sum(count for here in groups for count, _ in here)
     touched = total(
-        count * (full - exact(layer) + exact(own))
+        count * (full - layer + own)
         for here, layer in zip(groups, layers, strict=True)
         for count, own in here
     )
-    return _answer(number * full, touched, [*layers, end], groups)
+    return (number * full / touched).ratio
 
 
 def sites_limit(
@@ -165,17 +162,17 @@ def sites_limit(
     limit_ratio(p, sites)
     index, growth = expect.number(q, "the index q"), expect.number(p, "the index p")
     if profile == sites:
-        least = exact(index if profile == "output-heavy" else growth) + 1
-        return answer_ratio(ratio(exact(index) + exact(growth) + 2, least), any_float([index, growth]))
+        least = Amount.of(index if profile == "output-heavy" else growth) + 1
+        return (total((index, growth, 2)) / least).ratio
     if max(index, growth) > MAX_INDEX:
         raise TheoryError(
             f"the indices are {shown(index)} and {shown(growth)}; for weights and sites heavy at opposite "
             f"ends the limit is worked out for indices up to {MAX_INDEX:,}."
         )
-    share = _share(exact(index), exact(growth))
+    share = _share(Amount.of(index).exact, Amount.of(growth).exact)
     if share is not None:
         limit = 1 / (share if profile == "input-heavy" else 1 - share)
-        return answer_ratio(limit, any_float([index, growth]))
+        return (limit + 0 * total((index, growth))).ratio
     x, y = float(index), float(growth)
     log = math.lgamma(x + 2) + math.lgamma(y + 2) - math.lgamma(x + y + 3)
     if profile == "output-heavy":
@@ -202,13 +199,6 @@ def _share(q: Exact, p: Exact) -> Fraction | None:
         math.prod(step * below for step in steps),
         math.prod(above + (1 + step) * below for step in steps),
     )
-
-
-def _answer(
-    above: Exact, below: Exact, weights: list[Weight], groups: list[list[tuple[int, Weight]]]
-) -> Fraction | float:
-    parts = [part for here in groups for _, part in here]
-    return answer_ratio(ratio(above, below), any_float([*weights, *parts]))
 
 
 def _expect_sites(sites: object, layers: Sequence[Weight], *, whole: bool) -> list[list[tuple[int, Weight]]]:
@@ -307,14 +297,13 @@ def skip_ratio(
 
         ρ = L·(w·L + t) / (w·C + L·t)
     """
-    stack, t = _Stack.of(profile, span, every), expect.weight(terminal, "`terminal`")
-    swept = stack.below + stack.layers * exact(t)
-    if swept == 0:
+    stack, t = _Stack.of(profile, span, every), amount(terminal, "`terminal`")
+    swept = stack.below + stack.layers * t
+    if not swept:
         raise TheoryError(
             "no layer has anything below it, so the ratio has no value; give a `terminal` node."
         )
-    full = stack.layers * (stack.weight + exact(t))
-    return answer_ratio(ratio(full, swept), stack.is_float or isinstance(t, float))
+    return (stack.layers * (stack.weight + t) / swept).ratio
 
 
 def skip_training_ratio(
@@ -328,10 +317,9 @@ def skip_training_ratio(
 
     which is 1 for the plain stack, and 1/(1−y) in the limit (`skip_limits`).
     """
-    stack, t = _Stack.of(profile, span, every), expect.weight(terminal, "`terminal`")
-    touched = stack.below + stack.above + stack.weight + stack.layers * exact(t)
-    full = stack.layers * (stack.weight + exact(t))
-    return answer_ratio(ratio(full, touched), stack.is_float or isinstance(t, float))
+    stack, t = _Stack.of(profile, span, every), amount(terminal, "`terminal`")
+    touched = stack.below + stack.above + stack.weight + stack.layers * t
+    return (stack.layers * (stack.weight + t) / touched).ratio
 
 
 def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | float, Fraction | float]:
@@ -354,8 +342,8 @@ def skip_limits(share: Weight, span: int | None = None) -> tuple[Fraction | floa
         y *= 1 - Fraction(1, expect.count(span, "`span`"))
     if y == 1:
         raise TheoryError("one period of ever more strands has no comparable layers left: no finite limit.")
-    is_float = isinstance(given, float)
-    return answer_ratio(2 / (1 - y), is_float), answer_ratio(1 / (1 - y), is_float)
+    limit = Amount(1 / (1 - y), isinstance(given, float))
+    return (2 * limit).ratio, limit.ratio
 
 
 def comparable_pairs(graph: Graph) -> int:
@@ -389,7 +377,7 @@ def training_from_forward(forward: Weight, nodes: int) -> Fraction | float:
             f"the forward ratio is {shown(rho)}, which no graph of {shown(N)} nodes has: it is N²/C, where "
             f"C, the number of pairs with a path between them, is a whole number from 1 to {shown(pairs)}."
         )
-    return answer_ratio(1 / (2 / true + Fraction(1, N)), is_float)
+    return Amount(1 / (2 / true + Fraction(1, N)), is_float).ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,10 +389,9 @@ class _Stack:
     """
 
     layers: int
-    weight: Exact
-    below: Exact
-    above: Exact
-    is_float: bool
+    weight: Amount
+    below: Amount
+    above: Amount
 
     @classmethod
     def of(cls, profile: Iterable[Weight] | int, span: int, every: int) -> _Stack:
@@ -416,17 +403,16 @@ class _Stack:
         if isinstance(profile, Integral):
             L, k, m = _expect_shape(profile, span, every)
             pairs = math.comb(L, 2) - incomparable_pairs(L, k, m)
-            return cls(L, L, pairs, pairs, is_float=False)
+            return cls(L, Amount(L), Amount(pairs), Amount(pairs))
         layers = expect.profile(profile)
         L, k, m = _expect_shape(len(layers), span, every)
-        below: list[Exact] = []
-        above: list[Exact] = []
+        below = above = Amount()
         for period in _periods(L, m):
             for j in period:
-                w, earlier, later = exact(layers[j - 1]), (j - period[0]) // k, (period[-1] - j) // k
-                below.append(w * (period[0] - 1 + earlier))
-                above.append(w * (L - period[-1] + later))
-        return cls(L, total(layers), total(below), total(above), any_float(layers))
+                w, earlier, later = Amount.of(layers[j - 1]), (j - period[0]) // k, (period[-1] - j) // k
+                below += w * (period[0] - 1 + earlier)
+                above += w * (L - period[-1] + later)
+        return cls(L, total(layers), below, above)
 
 
 def _periods(L: int, m: int) -> Iterator[range]:

@@ -5,6 +5,7 @@ A layered profile (a list of layer weights) and a graph are two descriptions of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,19 +15,7 @@ from typing import Final, Literal
 from conewise.errors import TheoryError
 from conewise.paper import expect
 from conewise.paper.expect import Weight, shown
-from conewise.paper.theory.weights import (
-    Demand,
-    Exact,
-    Scale,
-    Weights,
-    answer,
-    answer_ratio,
-    any_float,
-    exact,
-    ratio,
-    total,
-    wanted,
-)
+from conewise.paper.theory.weights import Amount, Demand, Scale, Weights, amount, total, wanted
 from conewise.reactive.graph import Graph, Site
 
 Orientation = Literal["output-heavy", "input-heavy"]
@@ -63,14 +52,13 @@ def sweep_costs(
 
     An element of `sites` is one site, or the collection of sites that one world patches together.
     """
-    scale = Scale(graph, weights)
-    costs = world_costs(graph, sites, expect.demand(demand), scale)
-    return tuple(answer(cost, scale.is_float, "the cost of a world") for cost in costs)
+    costs = world_costs(graph, sites, expect.demand(demand), Scale(graph, weights))
+    return tuple(cost.weight("the cost of a world") for cost in costs)
 
 
 def world_costs(
     graph: Graph, sites: Iterable[Patch], demand: tuple[Site, ...] | None, scale: Scale
-) -> list[Exact]:
+) -> list[Amount]:
     """`sweep_costs`, exactly."""
     support = wanted(graph, demand)
     costs = []
@@ -101,16 +89,16 @@ def sweep_cost(
     docs/theory.md#sweep. This is what a sweep computes whose worlds are forks of one warm baseline.
     """
     scale = Scale(graph, weights)
-    return answer(total(world_costs(graph, sites, expect.demand(demand), scale)), scale.is_float, "the cost")
+    costs = world_costs(graph, sites, expect.demand(demand), scale)
+    return sum(costs, scale(())).weight("the cost")
 
 
 def full_cost(graph: Graph, demand: Demand = None, weights: Weights | None = None) -> Weight:
     """N: the weight of all computed nodes, or of those in the support of `demand`."""
-    scale = Scale(graph, weights)
-    return answer(full_weight(graph, demand, scale), scale.is_float, "the full cost")
+    return full_weight(graph, demand, Scale(graph, weights)).weight("the full cost")
 
 
-def full_weight(graph: Graph, demand: Demand, scale: Scale) -> Exact:
+def full_weight(graph: Graph, demand: Demand, scale: Scale) -> Amount:
     """`full_cost`, exactly."""
     support = wanted(graph, demand)
     nodes: Iterable[int] = graph.table.order if support is None else support
@@ -134,8 +122,7 @@ def sweep_ratio(
 
     For a graph, `sites` must be given: ρ = |sites| · full_cost / sweep_cost.
     """
-    swept = _Swept.of(profile, sites, terminal, demand, weights)
-    return answer_ratio(1 / swept.mean_fraction, swept.is_float)
+    return (1 / _mean_fraction(*_swept(profile, sites, terminal, demand, weights))).ratio
 
 
 def downstream_fractions(
@@ -147,10 +134,10 @@ def downstream_fractions(
     weights: Weights | None = None,
 ) -> tuple[Fraction | float, ...]:
     """U of each site: the share of the full cost that a patch there makes stale."""
-    swept = _Swept.of(profile, sites, terminal, demand, weights)
-    if swept.full == 0:
+    full, costs = _swept(profile, sites, terminal, demand, weights)
+    if not full:
         raise TheoryError("a full run weighs nothing, so shares of it have no value. Give other `weights`.")
-    return tuple(answer_ratio(ratio(cost, swept.full), swept.is_float) for cost in swept.costs)
+    return tuple((cost / full).ratio for cost in costs)
 
 
 def mean_fraction(
@@ -162,66 +149,51 @@ def mean_fraction(
     weights: Weights | None = None,
 ) -> Fraction | float:
     """E[U] over the sites, each as likely as the other; ρ is 1 / E[U]."""
-    swept = _Swept.of(profile, sites, terminal, demand, weights)
-    return answer_ratio(swept.mean_fraction, swept.is_float)
+    return _mean_fraction(*_swept(profile, sites, terminal, demand, weights)).ratio
 
 
-@dataclass(frozen=True, slots=True)
-class _Swept:
-    """A sweep: the full cost, the cost at each site, and whether a weight was a float."""
-
-    full: Exact
-    costs: tuple[Exact, ...]
-    is_float: bool
-
-    @property
-    def mean_fraction(self) -> Fraction:
-        """E[U], which is above zero."""
-        swept = total(self.costs)
-        if swept == 0:
-            raise TheoryError(
-                f"a sweep of these {len(self.costs)} sites recomputes nothing, so its ratio has no value: no "
-                "node of any weight is both below a site and wanted. (A profile of one layer needs a "
-                "`terminal` node.)"
-            )
-        return ratio(swept, len(self.costs) * self.full)
-
-    @classmethod
-    def of(
-        cls,
-        profile: Graph | Iterable[Weight],
-        sites: Iterable[Patch] | None,
-        terminal: Weight,
-        demand: Demand,
-        weights: Weights | None,
-    ) -> _Swept:
-        terminal = expect.weight(terminal, "`terminal`")
-        if isinstance(profile, Graph):
-            if sites is None:
-                raise TheoryError(
-                    "which sites of the graph are swept? Pass them: `sweep_ratio(graph, sites)`."
-                )
-            if terminal:
-                raise TheoryError("a graph has its output node in it; `terminal` belongs to a profile.")
-            targets, scale = expect.demand(demand), Scale(profile, weights)
-            costs = world_costs(profile, sites, targets, scale)
-            if not costs:
-                raise TheoryError("no sites are given, and a ratio needs at least one.")
-            return cls(full_weight(profile, targets, scale), tuple(costs), scale.is_float)
-        if sites is not None or demand is not None or weights is not None:
-            raise TheoryError(
-                "a profile is swept at one site per layer and is its own weights; `sites`, `demand` and "
-                "`weights` belong to a graph."
-            )
-        layers = [*expect.profile(profile), terminal]
-        full, *below = suffix_sums(layers)
-        return cls(full, tuple(below), any_float(layers))
+def _swept(
+    profile: Graph | Iterable[Weight],
+    sites: Iterable[Patch] | None,
+    terminal: Weight,
+    demand: Demand,
+    weights: Weights | None,
+) -> tuple[Amount, list[Amount]]:
+    """Return the full cost of a sweep, and the cost at each of its sites."""
+    end = amount(terminal, "`terminal`")
+    if isinstance(profile, Graph):
+        if sites is None:
+            raise TheoryError("which sites of the graph are swept? Pass them: `sweep_ratio(graph, sites)`.")
+        if end:
+            raise TheoryError("a graph has its output node in it; `terminal` belongs to a profile.")
+        targets, scale = expect.demand(demand), Scale(profile, weights)
+        costs = world_costs(profile, sites, targets, scale)
+        if not costs:
+            raise TheoryError("no sites are given, and a ratio needs at least one.")
+        return full_weight(profile, targets, scale), costs
+    if sites is not None or demand is not None or weights is not None:
+        raise TheoryError(
+            "a profile is swept at one site per layer and is its own weights; `sites`, `demand` and "
+            "`weights` belong to a graph."
+        )
+    full, *below = suffix_sums([*expect.profile(profile), end])
+    return full, below
 
 
-def suffix_sums(weights: Collection[Weight]) -> tuple[Exact, ...]:
+def _mean_fraction(full: Amount, costs: list[Amount]) -> Amount:
+    """E[U], which is above zero."""
+    swept = total(costs)
+    if not swept:
+        raise TheoryError(
+            f"a sweep of these {len(costs)} sites recomputes nothing, so its ratio has no value: no node of "
+            "any weight is both below a site and wanted. (A profile of one layer needs a `terminal` node.)"
+        )
+    return swept / (len(costs) * full)
+
+
+def suffix_sums(weights: Iterable[Weight | Amount]) -> list[Amount]:
     """Σ_{j≥i} w_j for i = 0, 1, ..., exactly."""
-    sums = list(accumulate(map(exact, reversed(list(weights)))))
-    return tuple(reversed(sums))
+    return list(accumulate(reversed(list(map(Amount.of, weights)))))[::-1]
 
 
 def limit_ratio(q: Weight, profile: Orientation = "output-heavy") -> Fraction | float:
@@ -237,8 +209,7 @@ def limit_ratio(q: Weight, profile: Orientation = "output-heavy") -> Fraction | 
             'profile of positive index that is "input-heavy".'
         )
     heavy = expect.one_of(profile, _ORIENTATIONS, "the profile")
-    limit = ratio(exact(index) + 2, exact(index) + 1 if heavy == "output-heavy" else 1)
-    return answer_ratio(limit, isinstance(index, float))
+    return ((Amount.of(index) + 2) / (Amount.of(index) + 1 if heavy == "output-heavy" else 1)).ratio
 
 
 def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
@@ -249,10 +220,10 @@ def effective_index(rho: Weight) -> tuple[Fraction | float, Orientation]:
     given = expect.number(rho, "the ratio")
     if given <= 1:
         raise TheoryError(f"the ratio is {shown(given)}; every limit of a sweep ratio is above 1.")
-    limit, is_float = exact(given), isinstance(given, float)
+    limit = Amount.of(given)
     if limit < 2:
-        return answer_ratio(ratio(2 - limit, limit - 1), is_float), "output-heavy"
-    return answer_ratio(ratio(limit - 2, 1), is_float), "input-heavy"
+        return ((2 - limit) / (limit - 1)).ratio, "output-heavy"
+    return (limit - 2).ratio, "input-heavy"
 
 
 # -- Waves -----------------------------------------------------------------------------------------
@@ -329,7 +300,7 @@ def stack_launches(
     targets = expect.demand(demand)
     worlds = [stale_numbers(graph, patch, targets) for patch in patches_of(graph, sites)]
     unions = (set().union(*worlds[first : first + count]) for first in range(0, len(worlds), count))
-    return answer(total(scale(union) for union in unions), scale.is_float, "the launches")
+    return sum(map(scale, unions), scale(())).weight("the launches")
 
 
 def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
@@ -339,14 +310,13 @@ def saturating_worlds(launch: Weight, world: Weight, share: Weight) -> int:
     at most c·W/B more than a single stack, which is at most `share` of the work u·W from B = c/(share·u) on.
     That holds where cones are nested, in the order of depth, however deep and however many they are.
     """
-    c, u = expect.weight(launch, "`launch`"), expect.weight(world, "`world`")
-    part = expect.weight(share, "`share`")
-    if u == 0 or part == 0:
+    c, u, part = amount(launch, "`launch`"), amount(world, "`world`"), amount(share, "`share`")
+    if not u or not part:
         raise TheoryError(
-            f"a world takes {shown(u)} and the share is {shown(part)}: without either, more worlds at once "
-            "always save something."
+            f"a world takes {shown(u)} and the share is {shown(part)}: without either, more "
+            "worlds at once always save something."
         )
-    return max(1, -(-Fraction(exact(c)) // (Fraction(exact(part)) * exact(u))))
+    return max(1, math.ceil((c / (part * u)).exact))
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +359,13 @@ def stack_peak(
         for one in (node, *reads[node]):
             last[one] = len(line) if one in ends else at
     live: set[int] = set()
-    peak: Exact = 0
+    peak = bound = scale(())
     for at, node in enumerate(line):
         live |= {node, *reads[node]}
         peak = max(peak, total(held[one] for one in live))
+        bound = max(bound, total(held[one] for one in {node, *reads[node]}))
         live = {one for one in live if last[one] > at}
-    bound = max((total(held[one] for one in {node, *reads[node]}) for node in line), default=0)
-    return StackPeak(*(answer(one, scale.is_float, "the peak") for one in (peak, bound)))
+    return StackPeak(peak.weight("the peak"), bound.weight("the peak"))
 
 
 def branch_order(branches: Iterable[tuple[Weight, Weight]]) -> tuple[tuple[int, ...], Weight]:
@@ -406,24 +376,23 @@ def branch_order(branches: Iterable[tuple[Weight, Weight]]) -> tuple[tuple[int, 
     difference of the two to the smallest.
     """
     found = expect.items(branches, "the list of branches", "a peak and what is left, for each")
-    pairs: list[tuple[Weight, Weight]] = []
+    pairs: list[tuple[Amount, Amount]] = []
     for one in found:
         numbers = expect.items(one, "a branch", "its peak, and what it leaves behind")
         if len(numbers) != 2:
             raise TheoryError(f"a branch is {shown(one)}; it has a peak, and what it leaves behind.")
-        peak, left = (expect.weight(number, "a branch's size") for number in numbers)
+        peak, left = (amount(number, "a branch's size") for number in numbers)
         if left > peak:
             raise TheoryError(
                 f"a branch leaves {shown(left)} and holds {shown(peak)} at most, which is less."
             )
         pairs.append((peak, left))
-    order = sorted(range(len(pairs)), key=lambda at: exact(pairs[at][1]) - exact(pairs[at][0]))
-    standing: Exact = 0
-    most: Exact = 0
+    order = sorted(range(len(pairs)), key=lambda at: pairs[at][1] - pairs[at][0])
+    standing = most = 0 * total(one for pair in pairs for one in pair)
     for at in order:
-        most = max(most, standing + exact(pairs[at][0]))
-        standing += exact(pairs[at][1])
-    return tuple(order), answer(most, any_float(one for pair in pairs for one in pair), "the peak")
+        most = max(most, standing + pairs[at][0])
+        standing += pairs[at][1]
+    return tuple(order), most.weight("the peak")
 
 
 def _expect_order(graph: Graph, order: object, launched: set[int]) -> list[int]:

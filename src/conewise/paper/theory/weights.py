@@ -1,6 +1,7 @@
-"""Weights: what each computed node costs, in nodes, FLOPs, bytes or seconds.
+"""Weights of nodes, and exact sums of them.
 
-All sums are exact. Where a weight is a float, what is handed out is rounded to a float, once, at the end.
+Sums are exact, whatever the weights are. Where a weight is a float, what is handed out is rounded to a float,
+once, at the end.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
+from functools import total_ordering
 
 from conewise.errors import TheoryError, UnknownSiteError
 from conewise.paper import expect
@@ -19,6 +21,86 @@ Demand = Site | Iterable[Site] | None
 
 Exact = int | Fraction
 """The numbers of exact sums: a float is a fraction too, of two whole numbers."""
+
+
+@total_ordering
+class Amount:
+    """An exact number, and whether a float went into it: then it is handed out as the nearest float."""
+
+    __slots__ = ("exact", "is_float")
+
+    def __init__(self, exact: Exact = 0, is_float: bool = False) -> None:
+        self.exact = exact
+        self.is_float = is_float
+
+    @classmethod
+    def of(cls, weight: Weight | Amount) -> Amount:
+        """Return the same number exactly: a float as the fraction that it is."""
+        if isinstance(weight, Amount):
+            return weight
+        return cls(Fraction(weight), is_float=True) if isinstance(weight, float) else cls(weight)
+
+    def weight(self, what: str = "the result") -> Weight:
+        """Return the number as it is handed out."""
+        return as_float(self.exact, what) if self.is_float else self.exact
+
+    @property
+    def ratio(self) -> Fraction | float:
+        """The number as it is handed out where it is a ratio."""
+        return as_float(self.exact, "the ratio") if self.is_float else Fraction(self.exact)
+
+    def __repr__(self) -> str:
+        return expect.shown(self.weight())
+
+    def __add__(self, other: Weight | Amount) -> Amount:
+        more = Amount.of(other)
+        return Amount(self.exact + more.exact, self.is_float or more.is_float)
+
+    def __sub__(self, other: Weight | Amount) -> Amount:
+        return self + -1 * Amount.of(other)
+
+    def __mul__(self, other: Weight | Amount) -> Amount:
+        times = Amount.of(other)
+        return Amount(self.exact * times.exact, self.is_float or times.is_float)
+
+    def __truediv__(self, other: Weight | Amount) -> Amount:
+        by = Amount.of(other)
+        return Amount(Fraction(self.exact) / by.exact, self.is_float or by.is_float)
+
+    def __pow__(self, power: int) -> Amount:
+        return Amount(self.exact**power, self.is_float)
+
+    def __rsub__(self, other: Weight) -> Amount:
+        return Amount.of(other) - self
+
+    def __rtruediv__(self, other: Weight) -> Amount:
+        return Amount.of(other) / self
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __bool__(self) -> bool:
+        return self.exact != 0
+
+    def __eq__(self, other: object) -> bool:
+        return self.exact == (other.exact if isinstance(other, Amount) else other)
+
+    def __lt__(self, other: Weight | Amount) -> bool:
+        return self.exact < Amount.of(other).exact
+
+    __hash__ = None  # type: ignore[assignment]  # a number in the making
+
+
+def amount(value: object, what: str) -> Amount:
+    """Return a weight, zero or more, as an Amount."""
+    return Amount.of(expect.weight(value, what))
+
+
+def total(weights: Iterable[Weight | Amount]) -> Amount:
+    """Return the exact sum of `weights`."""
+    found = Amount()
+    for weight in weights:
+        found += weight
+    return found
 
 
 class Scale:
@@ -46,7 +128,7 @@ class Scale:
                     f"`weights` has no entry for the computed node {site!r}. Give every computed node "
                     "a weight, 0 included, or leave `weights` out to count nodes."
                 )
-        self.is_float = any_float(found.values())
+        self.is_float = any(isinstance(weight, float) for weight in found.values())
         # Whole multiples of one unit: sums of these are exact, and as fast as sums of floats.
         weighed = {graph.number(site): Fraction(found[site]) for site in graph.computed}
         self._unit = math.lcm(*(weight.denominator for weight in weighed.values()))
@@ -54,47 +136,14 @@ class Scale:
             node: weight.numerator * (self._unit // weight.denominator) for node, weight in weighed.items()
         }
 
-    def __call__(self, nodes: Iterable[int]) -> Exact:
+    def __call__(self, nodes: Iterable[int]) -> Amount:
         """Return the weight of `nodes` together."""
         if self._weights is None:
             rules = self._rules
-            return sum(1 for node in nodes if rules[node] is not None)
+            return Amount(sum(1 for node in nodes if rules[node] is not None))
         weights = self._weights
         units = sum(weights[node] for node in nodes if node in weights)
-        return units if self._unit == 1 else Fraction(units, self._unit)
-
-
-# -- Exact sums, and how they are handed out ----------------------------------------------------
-
-
-def any_float(weights: Iterable[Weight]) -> bool:
-    """True if one of them is a float, so that answers about them are floats."""
-    return any(isinstance(weight, float) for weight in weights)
-
-
-def exact(weight: Weight) -> Exact:
-    """Return the same number exactly: a float as the fraction that it is."""
-    return Fraction(weight) if isinstance(weight, float) else weight
-
-
-def total(weights: Iterable[Weight]) -> Exact:
-    """Return the exact sum of `weights`."""
-    return sum(map(exact, weights))
-
-
-def ratio(above: Exact, below: Exact) -> Fraction:
-    """Return the exact quotient of two sums."""
-    return Fraction(above) / below
-
-
-def answer(value: Exact, is_float: bool, what: str = "the result") -> Weight:
-    """Return a sum as it is handed out: exact, or the nearest float where a float was given."""
-    return as_float(value, what) if is_float else value
-
-
-def answer_ratio(value: Fraction, is_float: bool) -> Fraction | float:
-    """Return a ratio as it is handed out; see `answer`."""
-    return as_float(value, "the ratio") if is_float else value
+        return Amount(units if self._unit == 1 else Fraction(units, self._unit), self.is_float)
 
 
 def wanted(graph: Graph, demand: Demand, cut: Collection[int] = ()) -> set[int] | None:
