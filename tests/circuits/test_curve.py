@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import conewise as cw
-from conewise.circuits.curve import SHARES, FaithfulnessCurve, Selected, helpful_sign
+from conewise.circuits.circuit_data import SHARES
+from conewise.circuits.curve import FaithfulnessCurve, Selected, helpful_sign
 from conewise.circuits.forwards import asked
 from conewise.errors import CircuitError, SweepError
 from conewise.model import Model

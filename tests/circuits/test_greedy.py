@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conewise.circuits.greedy import Candidate, Greedy, Verdict
+from conewise.circuits.acdc import Greedy, Verdict
 from conewise.circuits.replaced_parts import Mask
 
 READERS, WRITERS = 3, 14
-LINE = [Candidate(r, w) for r in reversed(range(READERS)) for w in reversed(range(WRITERS))]
+LINE = [(r, w) for r in reversed(range(READERS)) for w in reversed(range(WRITERS))]
 
 
 class MadeUp:
@@ -55,13 +55,13 @@ def published(worlds: MadeUp, threshold: float) -> list[bool]:
     removed = np.zeros((READERS, WRITERS), dtype=bool)
     current, kept = worlds._metric(removed), []
     for one in LINE:
-        removed[one.reader, one.writer] = True
+        removed[one] = True
         value = worlds._metric(removed)
         if value - current < threshold:
             current = value
             kept.append(False)
         else:
-            removed[one.reader, one.writer] = False
+            removed[one] = False
             kept.append(True)
     return kept
 
@@ -80,7 +80,7 @@ def test_together_and_alone_decide_as_published(seed: int, most: int) -> None:
         expected = published(MadeUp(seed), threshold)
         for speculative in (True, False):
             found, greedy, removed = decided(MadeUp(seed, most=most), threshold, speculative=speculative)
-            assert [verdict.kept for verdict in found] == expected
+            assert [kept for kept, _ in found] == expected
             assert removed.sum() == expected.count(False)
             assert greedy.value == pytest.approx(MadeUp(seed)._metric(removed))
 
@@ -90,16 +90,16 @@ def test_changes_within_rounding_of_the_threshold_are_decided_exactly(seed: int)
     worlds = MadeUp(seed, noise=3e-3)
     expected = published(worlds, 0.03)
     found, greedy, _ = decided(worlds, 0.03, speculative=True)
-    assert [verdict.kept for verdict in found] == expected
+    assert [kept for kept, _ in found] == expected
     assert worlds.exactly == 2 * greedy.spent.ties
 
 
 def test_rounding_does_decide_without_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the test above can fail: with no ties, some of its seeds decide otherwise."""
-    monkeypatch.setattr("conewise.circuits.greedy.TIE", 0.0)
+    monkeypatch.setattr("conewise.circuits.acdc.TIE", 0.0)
     seeds = range(30)
     same = [
-        [v.kept for v in decided(MadeUp(s, noise=3e-3), 0.03, speculative=True)[0]]
+        [kept for kept, _ in decided(MadeUp(s, noise=3e-3), 0.03, speculative=True)[0]]
         == published(MadeUp(s), 0.03)
         for s in seeds
     ]
@@ -112,7 +112,7 @@ def test_right_guesses_take_few_stacks() -> None:
     worlds.linear[:] = 0.0
     worlds.linear[::11] = 1.0
     found, greedy, _ = decided(worlds, 0.03, speculative=True)
-    assert sum(verdict.kept for verdict in found) == 4
+    assert sum(kept for kept, _ in found) == 4
     # What was seen behind a wrong guess is guessed next: no edge is guessed wrong twice.
     assert greedy.spent.stacks <= 6
     assert greedy.spent.worlds <= 3 * len(LINE)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import conewise as cw
+from conewise.circuits.acdc import EdgePruning
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.edge_pruning import EdgePruning
 from conewise.errors import CircuitError, GradientError
 from tests.circuits.small_models import Small, small
 from tests.circuits.test_random_circuits import ANSWER, WRONG, model_of, prompts, removed_parts

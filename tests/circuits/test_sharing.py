@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import conewise as cw
 from conewise.circuits.forwards import asked
-from conewise.circuits.greedy import BatchRates, batch_rates
+from conewise.jobs.search_job import BatchRates, batch_rates
 from tests.circuits.small_models import small
 
 

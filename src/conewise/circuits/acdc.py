@@ -13,9 +13,9 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import Positive, PositiveNumber, Seed, as_bytes, checked
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.circuit_data import Decision
-from conewise.circuits.curve import helpful_sign
-from conewise.circuits.edge_pruning import EdgePruning
-from conewise.circuits.forwards import asked
-from conewise.circuits.gated_forward import Training, in_batches
-from conewise.circuits.greedy import Candidate, Greedy, Spent
+from conewise.circuits.circuit_data import Decision, best, is_whole, pruned
+from conewise.circuits.circuit_files import CIRCUIT
+from conewise.circuits.curve import LOSSES, helpful_sign
+from conewise.circuits.forwards import Asked, asked
+from conewise.circuits.learned import Training, in_batches, learned_gates
 from conewise.circuits.masked_forward import Forward, Stage, layers_of, stages_of
 from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError
@@ -56,17 +55,173 @@ HARMS: dict[str, Callable[[float], float]] = {
 }
 """The harm of a change of the metric: what is compared with the threshold."""
 
-LOSSES = ("kl_to", "cross_entropy")
-"""Metrics that are the better the smaller they are: with harm="auto" only an increase of them counts."""
-
 SAVE_EVERY = 5.0
 """Seconds from one writing of decisions to the next."""
 
-CIRCUIT = "circuit.json"
-"""The circuit in the folder of a search that has ended."""
-
 FORMAT = Format("conewise search", 1)
 """The files of searches of conewise 0.1.0, which are read."""
+
+
+TIE = 8.0
+"""A change is too close to the threshold where it is within so many times the rounding that was seen."""
+ULPS = 32.0
+"""Rounding that is taken for granted, in units of the last place of the metric."""
+
+
+Candidate = tuple[int, int]
+"""An edge in line: its reader's number within the stage, and its writer's number."""
+Verdict = tuple[bool, float]
+"""True if a candidate is kept, and what removing it changed."""
+
+
+class Worlds(Protocol):
+    """Evaluates worlds that differ in what is removed of the edges into one stage."""
+
+    @property
+    def epsilon(self) -> float:
+        """The unit of rounding of the model's numbers."""
+
+    @property
+    def most(self) -> int:
+        """The number of worlds that fit into memory at once."""
+
+    @property
+    def few(self) -> int:
+        """The number of worlds that take hardly longer than one does."""
+
+    def values(self, removed: Mask) -> NDArray[np.float64]:
+        """The metric of each world, [world]; `removed` is [world, reader, writer]."""
+
+    def exact(self, removed: Mask) -> float:
+        """The metric of one world by a computation that depends on what is removed and on nothing else."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """Counts of a search: worlds evaluated in so many stacks; some were guessed `in_vain`.
+
+    `ties` are changes that were too close to the threshold, and were computed once more.
+    """
+
+    worlds: int = 0
+    stacks: int = 0
+    in_vain: int = 0
+    ties: int = 0
+
+
+@dataclass(slots=True)
+class Greedy:
+    """Decides candidates in line: one is removed where the harm of its change is below `threshold`.
+
+    What is decided does not depend on how: a guess that turns out wrong is thrown away with all that rests on
+    it, and a change that is too close to the threshold to tell from rounding is computed once more, in a way
+    that depends on nothing but what is removed.
+
+    `value` is the metric of the current world, as it was computed last, `width` how many candidates are
+    tried at once: it follows how far guesses turn out right. `rounding` is the largest difference that was
+    seen between two computations of one world's metric.
+    """
+
+    threshold: float
+    harm: Callable[[float], float]
+    speculative: bool = True
+    value: float = 0.0
+    rounding: float = 0.0
+    width: int = 0
+    spent: Spent = field(default_factory=Spent)
+
+    def decide(self, worlds: Worlds, line: Sequence[Candidate], removed: Mask) -> Iterator[list[Verdict]]:
+        """The verdicts on all of `line`, in order, some at a time; `removed` and `value` follow them.
+
+        In the beginning `value` is the metric of the world with `removed` as it is given.
+        """
+        guesses = [True] * len(line)
+        done = 0
+        while done < len(line):
+            most = min(max(self.width, worlds.few), worlds.most - 1)
+            if self.speculative and most > 1:
+                found = self._together(worlds, line, done, most, guesses, removed)
+            else:
+                found = [self._alone(worlds, line[done], removed)]
+            done += len(found)
+            yield found
+
+    def _alone(self, worlds: Worlds, candidate: Candidate, removed: Mask) -> Verdict:
+        """The verdict on the next candidate, in a world of its own."""
+        (value,) = self._values(worlds, _with(removed, candidate)[None]).tolist()
+        size = max(abs(value), abs(self.value))
+        return self._decided(worlds, candidate, removed, value, value - self.value, size)
+
+    def _together(
+        self,
+        worlds: Worlds,
+        line: Sequence[Candidate],
+        done: int,
+        most: int,
+        guesses: list[bool],
+        removed: Mask,
+    ) -> list[Verdict]:
+        """The verdicts on the next candidates as far as guesses about those before them are right.
+
+        World 0 is the current one. World i has candidate i removed, and those before it as guessed. What is
+        seen behind a wrong guess is no verdict, but the best guess there is.
+        """
+        ahead = range(done, min(done + most, len(line)))
+        stack = np.repeat(removed[None], len(ahead) + 1, 0)
+        for world, at in enumerate(ahead, 1):
+            stack[world:, *line[at]] = True
+            stack[world + 1 :, *line[at]] = guesses[at]
+        values = self._values(worlds, stack)
+        self.rounding = max(self.rounding, abs(float(values[0]) - self.value))  # one world, twice
+        size = float(np.abs(values).max())
+        here = self.value = float(values[0])
+        found: list[Verdict] = []
+        is_right = True
+        for at, value in zip(ahead, values[1:].tolist(), strict=True):
+            guess = guesses[at]
+            if is_right:
+                found.append(self._decided(worlds, line[at], removed, value, value - here, size))
+                is_right = found[-1][0] is not guess
+            else:
+                guesses[at] = self.harm(value - here) < self.threshold
+            if guess:
+                here = value
+        wasted = len(ahead) - len(found)
+        self.spent.in_vain += wasted
+        self.width = 2 * most if not wasted else min(most, 2 * len(found))
+        return found
+
+    def _decided(
+        self, worlds: Worlds, candidate: Candidate, removed: Mask, value: float, change: float, size: float
+    ) -> Verdict:
+        """The verdict on the next candidate, whose removal changed the metric as it seems by `change`.
+
+        The search goes on in the world that it leads to; `value` is the metric without the candidate.
+        """
+        doubt = TIE * max(self.rounding, ULPS * worlds.epsilon * size)
+        if abs(self.harm(change) - self.threshold) <= doubt:
+            self.spent.ties += 1
+            change = worlds.exact(_with(removed, candidate)) - worlds.exact(removed)
+        is_kept = not self.harm(change) < self.threshold
+        if not is_kept:
+            removed[candidate] = True
+            self.value = value
+        return is_kept, change
+
+    def _values(self, worlds: Worlds, removed: Mask) -> NDArray[np.float64]:
+        self.spent.worlds += len(removed)
+        self.spent.stacks += 1
+        return worlds.values(removed)
+
+
+def _with(removed: Mask, candidate: Candidate) -> Mask:
+    """The same with one candidate removed too."""
+    found = removed.copy()
+    found[candidate] = True
+    return found
+
+
+# -- the search ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -240,7 +395,7 @@ class Search(Runnable[Circuit]):
                     continue
                 for visit in visits:
                     removed[visit.reader, visit.writer] |= not visit.is_read
-                line = [Candidate(one.reader - stage.first, one.writer) for one in visits if one.is_read]
+                line = [(one.reader - stage.first, one.writer) for one in visits if one.is_read]
                 if line and not (has_begun and self.speculative):  # else each stack has the current world
                     greedy.value, has_begun = float(forward.begin(removed).mean()), True
                 yield from self._stage(forward, stage, greedy, line, visits, removed)
@@ -261,20 +416,14 @@ class Search(Runnable[Circuit]):
         for verdicts in greedy.decide(worlds, line, rows):
             worlds.adopt(rows)
             made: list[Decision] = []
-            pending = iter(verdicts)
-            left = len(verdicts)
-            while left:
-                visit = next(waiting)
-                if visit.is_read:
-                    verdict = next(pending)
-                    left -= 1
-                    made.append(Decision(visit.edge, verdict.kept, verdict.change))
-                else:
+            for kept, change in verdicts:
+                for visit in waiting:
+                    if visit.is_read:
+                        made.append(Decision(visit.edge, kept, change))
+                        break
                     made.append(Decision(visit.edge, False, 0.0))
             yield made
-        rest = [Decision(visit.edge, False, 0.0) for visit in waiting]
-        if rest:
-            yield rest
+        yield [Decision(visit.edge, False, 0.0) for visit in waiting]
 
     def _visits(self, stage: Stage, removed: Mask, moved: Sequence[Sequence[int]]) -> list[_Visit]:
         """The edges into the readers of a stage in the order in which they are visited."""
@@ -461,6 +610,84 @@ def search_plan(model: Captured, metric: Metric) -> SearchPlan:
         costs.append((stage.name, edges, total))
     edges = sum(count for _, count, _ in costs)
     return SearchPlan(edges, edges, sum(cost for *_, cost in costs), tuple(costs))
+
+
+# -- edge pruning --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PruningPlan:
+    """What a training of gates takes: in each of its steps a forward and a backward pass over the prompts."""
+
+    edges: int
+    steps: int
+    forwards: int
+
+    def __str__(self) -> str:
+        return (
+            f"edge pruning of {self.edges:,} edges: {self.steps:,} steps, {self.forwards:,} forward and "
+            "backward passes with a stream for every reader"
+        )
+
+    def _repr_html_(self) -> str:
+        return heading(str(self))
+
+
+class EdgePruning(Runnable[Circuit]):
+    """A circuit by learned gates: see `Model.find_circuit`. `losses` has the distance at each step."""
+
+    def __init__(self, given: Asked, top: int | None, training: Training) -> None:
+        count = given.graph.count
+        if not is_whole(top) or top is None or not 1 <= top < count:
+            raise CircuitError(
+                "edge pruning learns which edges stay: say how many with ",
+                Argument("top"),
+                f", 1 to {count - 1:,}; it is {top!r}.",
+            )
+        self.asked, self.top, self.training = given, int(top), training
+        self.losses: tuple[float, ...] = ()
+
+    @property
+    def _turn(self) -> Turn:
+        return self.asked.model._turn
+
+    def plan(self, max_memory: int | str | None = None) -> PruningPlan:
+        """Return what the training takes; nothing is computed."""
+        as_bytes(max_memory)
+        each = 1 if self.training.in_turn else len(self.asked.groups)
+        return PruningPlan(self.asked.graph.count, self.training.steps, self.training.steps * each)
+
+    def _run(self, how: How) -> Circuit:
+        for option in (Argument("workers"), Argument("resume"), Argument("max_memory")):
+            if getattr(how, option.name):
+                raise CircuitError(
+                    "a training is one sequence of steps in this process, each of which holds all of its "
+                    "prompts; `batch_size` makes it less. Leave out ",
+                    option,
+                    ".",
+                )
+        if how.out is not None and is_there(as_path(how.out) / CIRCUIT, Path.is_file):
+            raise CircuitError(
+                f"{how.out} holds a circuit already; give another folder with ", Argument("out"), "."
+            )
+        given, graph = self.asked, self.asked.graph
+        with bar(how.progress, self.training.steps, facts_of(given.model).device) as tell:
+            numbers, losses = learned_gates(given, self.training, self.top, tell)
+        self.losses = tuple(losses)
+        scores = torch.sigmoid(numbers.double()).cpu().numpy()
+        kept = pruned(graph, np.sort(best(numbers.double().cpu().numpy(), self.top)))
+        found = Circuit.made(
+            graph,
+            graph.names(kept),
+            of=given.model.name,
+            method="edge-pruning",
+            scores=dict(zip(graph.edges, scores.tolist(), strict=True)),
+            helps=1.0,
+            model=given.model,
+        )
+        if how.out is not None:
+            found.save(as_path(how.out) / CIRCUIT)
+        return found
 
 
 @checked

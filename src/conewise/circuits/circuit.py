@@ -17,14 +17,15 @@ from conewise.anatomy.components import Components
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.arguments import Positive, PositiveNumber, checked
 from conewise.circuits.circuit_data import (
+    SELECTIONS,
     CircuitData,
     Decision,
+    best,
     between,
     checked_log,
     checked_scores,
     chosen,
     expect_same_graph,
-    largest_first,
     levels,
     pruned,
     score_array,
@@ -40,10 +41,10 @@ from conewise.circuits.circuit_files import (
     write_pt,
     write_text,
 )
-from conewise.circuits.curve import SELECTIONS, FaithfulnessCurve, curve_of
+from conewise.circuits.curve import FaithfulnessCurve, curve_of
 from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
 from conewise.circuits.forwards import OptimalAblation, asked
-from conewise.circuits.gated_forward import Training, in_batches, optimal_constants
+from conewise.circuits.learned import Training, in_batches, optimal_constants
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
@@ -512,7 +513,7 @@ class Circuit(CircuitData):
         if self.scores is None:
             return table([[edge] for edge in self.edges[:SHOWN]], ["edge"]) + self._more()
         scores = self.scores
-        order = largest_first(score_array(self.graph, {e: scores[e] for e in self.edges if e in scores}))
+        order = best(np.abs(score_array(self.graph, {e: scores[e] for e in self.edges if e in scores})))
         rows = [[name, f"{scores[name]:+.4g}"] for name in (self.graph.edges[at] for at in order[:SHOWN])]
         return table(rows, ["edge", "score"], numbers=[1]) + self._more()
 

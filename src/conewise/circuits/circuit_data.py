@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,13 @@ from types import MappingProxyType
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.errors import Argument, CircuitError, describe
+
+Scores = NDArray[np.float64]
+SELECTIONS = ("signed", "absolute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +217,25 @@ def chosen(
     if threshold is not None:
         if not is_number(threshold) or not 0 <= threshold < math.inf:
             raise CircuitError(Argument("threshold", threshold), " is no size of a score: it is 0 or more.")
-        return above(graph, scores, threshold) if connected else largest_first(scores, threshold=threshold)
+        if connected:
+            return above(graph, scores, threshold)
+        found = best(np.abs(scores))
+        return found[np.abs(scores[found]) >= threshold]
     assert top is not None
     scored = int((~np.isnan(scores)).sum())
     if not is_whole(top) or not 1 <= top <= scored:
         raise CircuitError(
             "there are ", f"{scored:,} edges with scores; ", Argument("top", top), " is none of 1 to that."
         )
-    return grown(graph, scores, top) if connected else largest_first(scores)[:top]
+    return grown(graph, scores, top) if connected else best(np.abs(scores), top)
 
 
-def largest_first(scores: np.ndarray, threshold: float = 0.0) -> np.ndarray:
-    """The scored edges of at least `threshold`, the largest |score| first, equal ones in graph order."""
-    found = np.flatnonzero(np.abs(scores) >= threshold)
-    return found[np.argsort(-np.abs(scores[found]), kind="stable")]
+def best(keys: np.ndarray, count: int | None = None) -> NDArray[np.int64]:
+    """The numbers of the `count` largest, equal ones in order; those that are NaN are none."""
+    flat = keys.ravel()
+    known = np.flatnonzero(~np.isnan(flat))
+    found: NDArray[np.int64] = known[np.argsort(-flat[known], kind="stable")][:count]
+    return found
 
 
 def pruned(graph: EdgeGraph, edges: np.ndarray) -> np.ndarray:
@@ -295,27 +305,10 @@ def grown(graph: EdgeGraph, scores: np.ndarray, top: int) -> np.ndarray:
 
 def growing(graph: EdgeGraph, scores: np.ndarray) -> Iterator[list[int]]:
     """The edges in groups, in the order in which growing brings them onto a path; see `grown`."""
-    sizes = np.abs(scores)
     alive = [not readers for readers in graph.feeding]
-    opened = [False] * len(graph.readers)
     waiting: list[list[int]] = [[] for _ in graph.writers]
-    queue: list[tuple[float, int]] = []
-
-    def open_reader(reader: int) -> None:
-        if not opened[reader]:
-            opened[reader] = True
-            for edge in range(graph.starts[reader], graph.starts[reader + 1]):
-                if not np.isnan(sizes[edge]):
-                    heapq.heappush(queue, (-float(sizes[edge]), edge))
-
-    for number, reader in enumerate(graph.readers):
-        if reader.slot == "logits":
-            open_reader(number)
-    while queue:
-        _, edge = heapq.heappop(queue)
+    for edge in from_logits(graph, np.abs(scores)):
         writer = int(graph.edge_writers[edge])
-        for feeding in graph.feeding[writer]:
-            open_reader(feeding)
         if not alive[writer]:
             waiting[writer].append(edge)
             continue
@@ -346,3 +339,72 @@ def stops(level: np.ndarray, points: int, most: int) -> list[tuple[float, int]]:
     wanted = np.geomspace(sizes[0], sizes[-1], max(points, 1))
     picked = np.unique(np.clip(np.searchsorted(sizes, np.round(wanted)), 0, len(sizes) - 1))
     return [(float(values[at]), int(sizes[at])) for at in picked]
+
+
+# -- the sizes of a curve ----------------------------------------------------------------------------------
+
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The sizes of the benchmark, as shares of all edges, nodes or neurons."""
+
+
+def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Nominal shares, and how many items each is: all are counts where one is above 1.
+
+    Raises CircuitError.
+    """
+    given = list(SHARES if shares is None else shares)
+    for one in given:
+        if not is_number(one) or not 0 < one <= max(items, 1):
+            raise CircuitError(
+                f"{one!r} in `sizes` is no size: a share between 0 and 1, or a count up to {items:,}."
+            )
+    if len(given) < 2 or sorted(given) != given:
+        raise CircuitError("`sizes` are two or more, from the smallest to the largest.")
+    if given[-1] <= 1:
+        return tuple(map(float, given)), tuple(int(one * items) for one in given)
+    for one in given:
+        if one != int(one):
+            raise CircuitError(
+                f"{one!r} in `sizes` is no count, and {given[-1]!r} is one: give shares, or counts."
+            )
+    return tuple(float(one / items) for one in given), tuple(map(int, given))
+
+
+def ranked(scores: Scores, select: str) -> Scores:
+    """Return keys of which the largest is taken first; `scores` are positive where something helps."""
+    if select not in SELECTIONS:
+        raise CircuitError(f"select={select!r} is none of {', '.join(map(repr, SELECTIONS))}.")
+    return np.abs(scores) if select == "absolute" else scores
+
+
+def greedy_edges(graph: EdgeGraph, keys: Scores, count: int) -> NDArray[np.int64]:
+    """The largest edges by growing from the logits: always the largest into what is there by then.
+
+    It is the benchmark's greedy selection: an edge may come in whose writer never gets an edge of its own,
+    and is pruned then.
+    """
+    return np.fromiter(itertools.islice(from_logits(graph, keys), count), dtype=np.int64)
+
+
+def from_logits(graph: EdgeGraph, keys: Scores) -> Iterator[int]:
+    """The edges that lead to the logits: always the one with the largest key into what is there by then."""
+    queue: list[tuple[float, int]] = []
+    opened = set[int]()
+    readers = [number for number, reader in enumerate(graph.readers) if reader.slot == "logits"]
+    while True:
+        for reader in readers:
+            if reader not in opened:
+                opened.add(reader)
+                for edge in range(int(graph.starts[reader]), int(graph.starts[reader + 1])):
+                    if not np.isnan(keys[edge]):
+                        heapq.heappush(queue, (-float(keys[edge]), edge))
+        if not queue:
+            return
+        _, edge = heapq.heappop(queue)
+        yield edge
+        readers = list(graph.feeding[int(graph.edge_writers[edge])])
+
+
+def edges_of_nodes(graph: EdgeGraph, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The edges out of the writers that are kept, without dead ends."""
+    return pruned(graph, np.flatnonzero(kept[graph.edge_writers]))

@@ -7,42 +7,48 @@ over the nominal shares, with no point at 0, so that f = 1 everywhere has the ar
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.circuits.circuit_data import is_number, pruned
+from conewise.anatomy.places import EdgePlace, Place
+from conewise.anatomy.selectors import Cell
+from conewise.circuits.circuit_data import (
+    SELECTIONS,
+    Scores,
+    best,
+    edges_of_nodes,
+    greedy_edges,
+    pruned,
+    ranked,
+    sizes_of,
+)
 from conewise.circuits.evaluation import ends_of, ratio
-from conewise.circuits.forwards import Asked
+from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Numbers
-from conewise.errors import CircuitError
+from conewise.circuits.replaced_parts import edge_facts
+from conewise.errors import CircuitError, SweepError
 from conewise.extras import needs
 from conewise.files import as_path
+from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.templates import heading, table
+from conewise.threads import one_thread
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""The sizes of the benchmark, as shares of all edges, nodes or neurons."""
-
-SELECTIONS = ("signed", "absolute")
-LEVELS = ("edge", "node", "neuron")
 LOSSES = ("kl", "kl_to", "cross_entropy")
 """Metrics that are the better the smaller they are."""
 
 RESAMPLES, LEVEL = 2000, 0.95
 """The number of draws of prompts for intervals, and the share of the time that these hold."""
-
-Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,76 +246,6 @@ def helpful_sign(metric: str | Metric, *, is_removal: bool = True) -> float:
     return (-1.0 if is_removal else 1.0) * (-1.0 if name in LOSSES else 1.0)
 
 
-def sizes_of(shares: Sequence[float] | None, items: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Nominal shares, and how many items each is: all are counts where one is above 1.
-
-    Raises CircuitError.
-    """
-    given = list(SHARES if shares is None else shares)
-    for one in given:
-        if not is_number(one) or not 0 < one <= max(items, 1):
-            raise CircuitError(
-                f"{one!r} in `sizes` is no size: a share between 0 and 1, or a count up to {items:,}."
-            )
-    if len(given) < 2 or sorted(given) != given:
-        raise CircuitError("`sizes` are two or more, from the smallest to the largest.")
-    if given[-1] <= 1:
-        return tuple(map(float, given)), tuple(int(one * items) for one in given)
-    for one in given:
-        if one != int(one):
-            raise CircuitError(
-                f"{one!r} in `sizes` is no count, and {given[-1]!r} is one: give shares, or counts."
-            )
-    return tuple(float(one / items) for one in given), tuple(map(int, given))
-
-
-def ranked(scores: Scores, select: str) -> Scores:
-    """Return keys of which the largest is taken first; `scores` are positive where something helps."""
-    if select not in SELECTIONS:
-        raise CircuitError(f"select={select!r} is none of {', '.join(map(repr, SELECTIONS))}.")
-    return np.abs(scores) if select == "absolute" else scores
-
-
-def best(keys: Scores, count: int) -> NDArray[np.int64]:
-    """The numbers of the `count` largest, equal ones in order; those that are NaN are none."""
-    flat = keys.ravel()
-    known = np.flatnonzero(~np.isnan(flat))
-    found: NDArray[np.int64] = known[np.argsort(-flat[known], kind="stable")][:count]
-    return found
-
-
-def greedy_edges(graph: EdgeGraph, keys: Scores, count: int) -> NDArray[np.int64]:
-    """The largest edges by growing from the logits: always the largest into what is there by then.
-
-    It is the benchmark's greedy selection: an edge may come in whose writer never gets an edge of its own,
-    and is pruned then.
-    """
-    queue: list[tuple[float, int]] = []
-    opened, found = set[int](), list[int]()
-
-    def open_reader(reader: int) -> None:
-        if reader not in opened:
-            opened.add(reader)
-            for edge in range(int(graph.starts[reader]), int(graph.starts[reader + 1])):
-                if not np.isnan(keys[edge]):
-                    heapq.heappush(queue, (-float(keys[edge]), edge))
-
-    for number, reader in enumerate(graph.readers):
-        if reader.slot == "logits":
-            open_reader(number)
-    while queue and len(found) < count:
-        _, edge = heapq.heappop(queue)
-        found.append(edge)
-        for feeding in graph.feeding[int(graph.edge_writers[edge])]:
-            open_reader(feeding)
-    return np.asarray(found, dtype=np.int64)
-
-
-def edges_of_nodes(graph: EdgeGraph, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The edges out of the writers that are kept, without dead ends."""
-    return pruned(graph, np.flatnonzero(kept[graph.edge_writers]))
-
-
 # -- the curve -----------------------------------------------------------------------------------------
 
 
@@ -368,3 +304,89 @@ def _chosen(
     if level == "node":
         return edges_of_nodes(graph, kept), every
     return edges_of_nodes(graph, np.asarray(kept.any(1))), kept
+
+
+# -- scores by what they are of -----------------------------------------------------------------------------
+
+NODES = {"z": "head", "result": "head", "mlp_out": "mlp", "resid_pre": "input", "embed": "input"}
+"""The sites whose values are what a writer writes."""
+
+FEATURE = "d_model"
+"""The axis of the features of the residual stream."""
+
+
+@one_thread
+def curve_by_effects(
+    model: Captured,
+    cells: Sequence[Cell],
+    effects: NDArray[np.float64],
+    question: Mapping[str, Any],
+    **how: Any,
+) -> FaithfulnessCurve:
+    """The curve of what some effects choose, which are positive where a cell helps; see `curve_of`.
+
+    `question` says what circuits are evaluated on, as `asked` takes it.
+    """
+    given = asked(model, **question)
+    level, scores = scores_of(model, cells, effects)
+    return curve_of(given, scores, level=level, **how)
+
+
+def scores_of(
+    model: Captured, cells: Sequence[Cell], effects: NDArray[np.float64]
+) -> tuple[str, NDArray[np.float64]]:
+    """Return the level of cells and their scores by number: edges, writers, or [writer, feature]; NaN: none.
+
+    Raises SweepError for a cell that is neither an edge, nor a component, nor a feature of what one writes.
+    """
+    graph = edge_facts(model).graph
+    places = [cell.places[0] for cell in cells]
+    if any(len(cell.places) != 1 for cell in cells):
+        raise _no_item(next(cell.name for cell in cells if len(cell.places) != 1))
+    edges = [place for place in places if isinstance(place, EdgePlace) and not (place.also or place.live)]
+    if len(edges) == len(places):
+        found = np.full(graph.count, np.nan)
+        found[[graph.number(place.edge) for place in edges]] = effects
+        return "edge", found
+    if edges:
+        raise SweepError("edges and sites are mixed here, and a curve is of one kind of them.")
+    features = {FEATURE in place.part for place in places}
+    if len(features) == 2:
+        raise SweepError("whole components and their features are mixed here, and a curve is of one kind.")
+    writers = [_writer(graph, place) for place in places]
+    if features == {False}:
+        found = np.full(len(graph.writers), np.nan)
+        found[writers] = effects
+        return "node", found
+    if graph.width is None:
+        raise SweepError(
+            "how wide the residual stream is is not known here, so that neurons cannot be chosen."
+        )
+    found = np.full((len(graph.writers), graph.width), np.nan)
+    for place, writer, effect in zip(places, writers, effects, strict=True):
+        feature = place.part[FEATURE]
+        if place.name == "z" or not isinstance(feature, int):
+            raise _no_item(str(place))
+        found[writer, feature] = effect
+    return "neuron", found
+
+
+def _writer(graph: EdgeGraph, place: Place) -> int:
+    """The number of the writer whose value stands at a place."""
+    part = {axis: index for axis, index in place.part.items() if axis != FEATURE}
+    kind, head = NODES.get(place.name), part.pop("head", None)
+    names = {"head": f"a{place.layer}.h{head}", "mlp": f"m{place.layer}", "input": "input"}
+    is_whole = not part and (kind == "head") == isinstance(head, int)
+    if kind is None or not is_whole or (kind == "input" and place.layer not in {None, 0}):
+        raise _no_item(str(place))
+    name = names[kind]
+    if not graph.is_writer(name):
+        raise _no_item(str(place))
+    return graph.writer_number(name)
+
+
+def _no_item(name: str) -> SweepError:
+    return SweepError(
+        f"{name} is neither an edge nor a component of the model, and circuits are made of these: take "
+        "`model.edges()`, or sites such as 'z,mlp_out', or 'mlp_out[d=:]' for neurons."
+    )

@@ -96,7 +96,7 @@ class _Heads:
 
 
 @dataclass(slots=True)
-class _Changes:
+class Changes:
     """Parts of some writers, others than the base's: [writer, world, batch, pos, d_model].
 
     Of a constant it is how far it is off the base's.
@@ -106,10 +106,19 @@ class _Changes:
     stacks: list[Tensor] = field(default_factory=list)
 
     def add(self, writers: Sequence[int], stack: Tensor) -> None:
+        """Add the parts of more writers."""
         self.writers += writers
         self.stacks.append(stack)
 
+    def blocks(self) -> Iterator[tuple[list[int], Tensor]]:
+        """The writers of each stack, and the stack."""
+        start = 0
+        for stack in self.stacks:
+            yield self.writers[start : start + len(stack)], stack
+            start += len(stack)
+
     def whole(self) -> Tensor:
+        """The parts of all of them in one."""
         if len(self.stacks) > 1:
             self.stacks = [torch.cat(self.stacks)]
         return self.stacks[0]
@@ -136,7 +145,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Stack:
+class Stack:
     """Worlds under way: those of `own` differ from `state` in what the readers of some stages lost.
 
     `kept` are the edges that some world keeps, `need` says where readers and writers are read.
@@ -149,8 +158,8 @@ class _Stack:
     need_reader: NDArray[np.int8]
     need_writer: NDArray[np.int8]
     changed: NDArray[np.bool_]
-    full: _Changes = field(default_factory=_Changes)
-    last: _Changes = field(default_factory=_Changes)
+    full: Changes = field(default_factory=Changes)
+    last: Changes = field(default_factory=Changes)
     nodes: dict[str, Tensor] = field(default_factory=dict)
     values: Numbers | None = None
 
@@ -192,15 +201,17 @@ class PrunedForward:
             none = np.zeros(self.shape, dtype=bool)
             self._base = _State(none, np.zeros(0))
             stack = self._stacked(self._base, {len(self.stages) - 1: none[None, -1:]})
-            self._finish(self.stages[-1], stack, [0])
+            self._compute(self.stages[-1], stack, [0])
             assert stack.values is not None
             self._base.value = stack.values[0]
         self._state: _State = self._base
-        self._stack: _Stack | None = None
+        self._stack: Stack | None = None
         self._budget, self._held = max_memory, self._bytes_held(ablated)
         own = {stage.number: self._there[None, stage.rows] for stage in self.stages}
         if max_memory is not None and self._upper_bytes(own, self._base) > max_memory:
-            expect_room(max(self._least(), self.peak_bytes(own)), max_memory)
+            # Any world alone has to fit: the largest lose nothing but an edge of their first stage.
+            ones = [{stage.number: self._in_line(stage.number, none, 2)[1:]} for stage in self.stages]
+            expect_room(max(self.peak_bytes(one) for one in (own, *ones)), max_memory)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
@@ -323,13 +334,6 @@ class PrunedForward:
         """The bytes that are held while worlds are evaluated."""
         return self._held + self._state.bytes + (0 if self._stack is None else self._stack.bytes)
 
-    def _least(self) -> int:
-        """The most that any world alone holds: those that lose nothing but one edge of the first stage."""
-        none = self._base.removed
-        return max(
-            self.peak_bytes({stage.number: self._in_line(stage.number, none, 2)[1:]}) for stage in self.stages
-        )
-
     def _fits(self, own: Mapping[int, Mask], state: _State) -> bool:
         """Return True if the memory suffices for these worlds at once; it is rehearsed where that is near."""
         if self._budget is None or self._upper_bytes(own, state) <= self._budget:
@@ -408,7 +412,7 @@ class PrunedForward:
             del stack  # before the next is made
         return np.concatenate([one for one in found if one is not None])
 
-    def _in_turn(self, state: _State, own: Mapping[int, Mask]) -> Iterator[_Stack]:
+    def _in_turn(self, state: _State, own: Mapping[int, Mask]) -> Iterator[Stack]:
         """Worlds as stacks, halved as often as memory requires; one alone fits."""
         worlds = len(next(iter(own.values())))
         if worlds == 1 or self._fits(own, state):
@@ -430,7 +434,7 @@ class PrunedForward:
             stack, at = self._evaluated(self._state, {stage: removed[None]}), [0]
         self._state, self._stack = self._taken(stack, at[0]), None
 
-    def _taken(self, stack: _Stack, world: int) -> _State:
+    def _taken(self, stack: Stack, world: int) -> _State:
         """One world of a stack as a state: copies, so that the stack goes."""
         old = stack.state
         removed = old.removed.copy()
@@ -448,13 +452,13 @@ class PrunedForward:
             state.nodes[node] = value.narrow(dim, world * each, each).clone()
         return state
 
-    def _stacked(self, state: _State, own: Mapping[int, Mask]) -> _Stack:
+    def _stacked(self, state: _State, own: Mapping[int, Mask]) -> Stack:
         kept = ~state.removed & self._there
         for stage, masks in own.items():
             rows = self.stages[stage].rows
             kept[rows] = (~masks).any(0) & self._there[rows]
         changed = np.zeros(self.shape[1] + len(self.stages), dtype=bool)
-        return _Stack(state, own, len(next(iter(own.values()))), kept, *self._needs(kept), changed)
+        return Stack(state, own, len(next(iter(own.values()))), kept, *self._needs(kept), changed)
 
     def _needs(self, kept: Mask) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
         """Return the positions at which readers and writers are read, over kept edges."""
@@ -471,27 +475,33 @@ class PrunedForward:
             np.maximum(writers, (kept[rows] * readers[rows][:, None]).max(0), out=writers)
         return readers, writers
 
-    def _evaluated(self, state: _State, own: Mapping[int, Mask]) -> _Stack:
+    def _evaluated(self, state: _State, own: Mapping[int, Mask]) -> Stack:
         """A stack of worlds, all computed that is another value than in `state`."""
         with computing():
             stack = self._stacked(state, own)
             for stage in self.stages[min(own) :]:
                 todo = self._todo(stage, stack)
-                if not todo:
-                    continue
-                if stage.kind == "attention":
-                    self._attend(stage, stack, todo)
-                elif stage.kind == "mlp":
-                    self._compute_mlp(stage, stack)
-                else:
-                    self._finish(stage, stack, todo)
+                if todo:
+                    self._compute(stage, stack, todo)
         if stack.values is None:
             stack.values = np.repeat(state.value[None], stack.worlds, 0)
         if self._budget is not None and not is_rehearsal():
             self._walks.rebase(self._read)  # constants for other numbers of worlds would add up
         return stack
 
-    def _todo(self, stage: Stage, stack: _Stack) -> list[int]:
+    def _compute(self, stage: Stage, stack: Stack, todo: Sequence[int]) -> None:
+        """Compute the components that some readers of a stage belong to, and note what they write."""
+        if stage.kind == "attention":
+            self._attend(stage, stack, todo)
+        elif stage.kind == "mlp":
+            self._compute_mlp(stage, stack)
+        else:
+            outputs = self._outputs(stage, stack)
+            columns = {node: len(index) for node, index in self._columns.items()}
+            numbers = self._metrics.of_stack(outputs, stack.worlds, self._layout, columns)()
+            stack.values = as_numpy(numbers[:, 0])
+
+    def _todo(self, stage: Stage, stack: Stack) -> list[int]:
         """The readers of a stage that see another stream than in the state, and that something reads."""
         rows, count = stage.rows, self.shape[1]
         found = (stack.kept[rows] & stack.changed[:count]).any(1)
@@ -509,7 +519,7 @@ class PrunedForward:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def _streams(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> tuple[Tensor, bool]:
+    def _streams(self, stack: Stack, one: Reader, lost: Mask, *, at_last: bool) -> tuple[Tensor, bool]:
         """[row, batch, pos, d_model]: what a reader sees that lost [row, writer], less what is changed.
 
         Writers that are not changed have the parts that they have in the state. And whether parts are others
@@ -540,7 +550,7 @@ class PrunedForward:
             total[at] = replaced.replaced[one.entry]
         return total
 
-    def _moving(self, stack: _Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor | None:
+    def _moving(self, stack: Stack, one: Reader, lost: Mask, *, at_last: bool) -> Tensor | None:
         """[reader, world, batch, pos, d_model]: what changed writers add where [reader, writer] are lost.
 
         With worlds in front, [world, reader, writer], each world has lost edges of its own. None is nothing.
@@ -579,7 +589,7 @@ class PrunedForward:
             return writer < one.writers
         return self._attentions[writer - self.shape[1]].heads.rows.stop <= one.writers
 
-    def _seen(self, stage: Stage, stack: _Stack, at: Sequence[int], *, at_last: bool) -> Tensor:
+    def _seen(self, stage: Stage, stack: Stack, at: Sequence[int], *, at_last: bool) -> Tensor:
         """[reader, world, batch, pos, d_model]: the streams that some readers of a stage see."""
         one, masks = stage.readers[at[0]], stack.own.get(stage.number)
         if masks is None:
@@ -601,7 +611,7 @@ class PrunedForward:
 
     # -- components --------------------------------------------------------------------------------
 
-    def _attend(self, stage: Stage, stack: _Stack, todo: Sequence[int]) -> None:
+    def _attend(self, stage: Stage, stack: Stack, todo: Sequence[int]) -> None:
         attention = self._attentions[stage.number]
         given: dict[str, Tensor] = {}
         waiting: list[_Heads] = []
@@ -636,7 +646,7 @@ class PrunedForward:
             wrote = torch.bmm(rows.reshape(len(own), -1, z.shape[-1]), some_of(attention.output, own))
             self._note(stack, changes, writers, wrote)
 
-    def _note(self, stack: _Stack, changes: _Changes, writers: Sequence[int], wrote: Tensor) -> None:
+    def _note(self, stack: Stack, changes: Changes, writers: Sequence[int], wrote: Tensor) -> None:
         """Take note of what writers wrote in each world; `wrote` begins with [writer, world]."""
         batch, pos, width = self._stream.shape
         pos = 1 if changes is stack.last else pos
@@ -654,7 +664,7 @@ class PrunedForward:
         return list(found.values())
 
     def _write_heads(
-        self, stage: Stage, stack: _Stack, group: Sequence[_Heads], given: Mapping[str, Tensor]
+        self, stage: Stage, stack: Stack, group: Sequence[_Heads], given: Mapping[str, Tensor]
     ) -> None:
         """Write some heads into the values at their slots' nodes, computed from the streams that they see."""
         at, at_last = [one for heads in group for one in heads.at], group[0].at_last
@@ -710,7 +720,7 @@ class PrunedForward:
         shown = shown.reshape(*lead[:3], *shown.shape[1:])
         return torch.stack([shown[place, :, :, :, head] for place, head in enumerate(heads)])
 
-    def _write_shares(self, stack: _Stack, attention: _Attention, found: Mapping[str, Any]) -> None:
+    def _write_shares(self, stack: Stack, attention: _Attention, found: Mapping[str, Any]) -> None:
         """The parts of all heads of a layer behind whose output projection lie norms: all move together."""
         heads, sizes = attention.heads, self._layout.sizes(stack.worlds)
 
@@ -732,7 +742,7 @@ class PrunedForward:
             stack.full.add([attention.constant], (rest - base)[None])
             stack.changed[attention.constant] = True
 
-    def _compute_mlp(self, stage: Stage, stack: _Stack) -> None:
+    def _compute_mlp(self, stage: Stage, stack: Stack) -> None:
         (one,) = stage.readers
         (writer,) = self.graph.fed[stage.first]
         at_last = bool(stack.need_reader[stage.first] == LAST)
@@ -744,16 +754,14 @@ class PrunedForward:
         wrote = self._views.shown(one.node, found[one.node][None], self._layout.sizes(stack.worlds, rows))
         self._note(stack, stack.last if at_last else stack.full, [writer], wrote)
 
-    def _finish(self, stage: Stage, stack: _Stack, todo: Sequence[int]) -> None:
-        one, rows = stage.readers[todo[0]], 1 if self._reads_last else None
-        stream = self._seen(stage, stack, todo, at_last=self._reads_last)[0].flatten(0, 1)
+    def _outputs(self, stage: Stage, stack: Stack) -> dict[str, Any]:
+        """What the metric reads, computed from the logits' stream."""
+        (one,), rows = stage.readers, 1 if self._reads_last else None
+        stream = self._seen(stage, stack, [0], at_last=self._reads_last)[0].flatten(0, 1)
         given = {one.entry: self._views.as_node(one.entry, stream)}
         found = self._walks.run(self._readout, given, stack.worlds, rows, self._columns)
         self.node_evaluations += stack.worlds * self._readout.records
-        outputs = {name: found[name] for name in self._targets}
-        columns = {node: len(index) for node, index in self._columns.items()}
-        numbers = self._metrics.of_stack(outputs, stack.worlds, self._layout, columns)()
-        stack.values = as_numpy(numbers[:, 0])
+        return {name: found[name] for name in self._targets}
 
 
 def _distinct(masks: Mask) -> tuple[Mask, NDArray[np.int64]]:

@@ -195,7 +195,7 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | Non
 
 def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
     """Return what workers would gain of a search: how long a batch takes, whole and in parts."""
-    from conewise.circuits.greedy import batch_rates
+    from conewise.jobs.search_job import batch_rates
 
     if options.workers is None:
         raise CommandError("--simulate of how many workers? Say so with --workers N.")

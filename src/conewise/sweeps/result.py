@@ -406,7 +406,7 @@ class Result(ResultData):
         `Circuit.evaluate`. `metric` is the name of the metric whose effects choose, the first unless it is
         named; circuits are evaluated by it, or by `metric` itself if it is one.
         """
-        from conewise.circuits.levels import curve_by_effects  # noqa: PLC0415  # for circuits alone
+        from conewise.circuits.curve import curve_by_effects  # noqa: PLC0415  # for circuits alone
 
         row = self._number(metric) if isinstance(metric, str) else 0
         wanted = self.metrics[row] if metric is None or isinstance(metric, str) else metric

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conewise.anatomy.components import Reader
-from conewise.circuits.acdc import Search, search_plan
+from conewise.circuits.acdc import Greedy, Search, Spent, search_plan
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.greedy import Candidate, Greedy, Spent
 from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
 from conewise.paper.experiments.sweeps import SEED, captured
@@ -332,7 +331,7 @@ class Scripted:
 def spent_on(script: Sequence[bool], width: int) -> Spent:
     """Return what the search takes when guesses turn out as scripted."""
     greedy = Greedy(1.0, lambda change: change)
-    line = [Candidate(0, at) for at in range(len(script))]
+    line = [(0, at) for at in range(len(script))]
     verdicts = greedy.decide(Scripted(script, width), line, np.zeros((1, len(script)), dtype=bool))
     assert sum(map(len, verdicts)) == len(script), "every candidate has a verdict"
     return greedy.spent

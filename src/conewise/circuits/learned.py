@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,8 @@ from torch import Tensor
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.circuits.curve import LOSSES
 from conewise.circuits.forwards import Asked, OptimalAblation, read_prompts
-from conewise.circuits.head_slices import by_head
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, can_stack
-from conewise.circuits.pruned_forward import PrunedForward
+from conewise.circuits.pruned_forward import Changes, PrunedForward, Stack
 from conewise.circuits.replaced_parts import edge_facts, wide
 from conewise.errors import CircuitError, GradientError
 from conewise.program.tensors import brought, recording
@@ -38,7 +37,17 @@ START = 0.9
 
 
 class GatedForward(PrunedForward):
-    """The metric where each edge carries a share of its writer's part, recorded for gradients."""
+    """The metric where each edge carries a share of its writer's part, recorded for gradients.
+
+    Changes are what writers wrote more than removed edges carry.
+    """
+
+    _gates: Tensor | None = None
+    _put: Tensor
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._walks.rebase(self._weights_as_constants)
 
     def gated(self, gates: Tensor, put: Tensor | None = None) -> Tensor:
         """[prompt]: the metric under gates [reader, writer], where removed edges carry `put`.
@@ -46,22 +55,17 @@ class GatedForward(PrunedForward):
         `put` is [writer, batch, pos, d_model], or has one prompt and one position for all; without it, it is
         what the question says.
         """
-        replaced = self._replaced[0]
-        put = replaced.given if put is None else put
-        self._walks.rebase(self._weights_as_constants)
+        self._gates, self._put = gates, self._replaced[0].given if put is None else put
         with recording():
-            world = _World(gates, put)
-            world.write(slice(0, 1), replaced.parts[:1])
+            stack = self._stacked(self._base, {0: self._base.removed[None, self.stages[0].rows]})
+            self._note(stack, stack.full, [0], self._replaced[0].parts[:1])
             for stage in self.stages[:-1]:
-                (self._gated_attention if stage.kind == "attention" else self._gated_mlp)(stage, world)
-            (last,) = self.stages[-1].readers
-            stream = self._mixture(self.stages[-1], world)[0]
-            rows = 1 if self._reads_last else None
-            stream = stream[:, -1:] if self._reads_last else stream
-            given = {last.entry: self._views.as_node(last.entry, stream)}
-            found = self._walks.run(self._readout, given, 1, rows, self._columns)
+                todo = np.flatnonzero(stack.need_reader[stage.rows]).tolist()
+                if todo:
+                    self._compute(stage, stack, todo)
+            outputs = self._outputs(self.stages[-1], stack)
             columns = {node: len(index) for node, index in self._columns.items()}
-            (numbers,) = self._metrics.computed(found, 1, self._layout, columns)
+            (numbers,) = self._metrics.computed(outputs, 1, self._layout, columns)
             return numbers[0][0]
 
     @property
@@ -73,77 +77,29 @@ class GatedForward(PrunedForward):
         value = self._read(name)
         return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
-    def _mixture(self, stage: Stage, world: _World) -> Tensor:
-        """[reader, batch, pos, d_model]: the streams that the readers of a stage see."""
-        one = stage.readers[0]
-        still = self._replaced[0].constants[one.entry] + world.put[: one.writers].sum(0)
-        for at, constant in world.constants:
-            still = still + constant if at <= one.writers else still
-        total = still.expand(len(stage.readers), *self._stream.shape)
-        for writers, more in world.blocks:
-            if writers.stop <= one.writers:
-                share = world.gates[stage.rows, writers].to(more.dtype) @ more.flatten(1)
-                total = total + share.view_as(total)
+    def _note(self, stack: Stack, changes: Changes, writers: Sequence[int], wrote: Tensor) -> None:
+        put = self._put[list(writers)][:, None]
+        put = put[:, :, :, -1:] if changes is stack.last else put
+        shape = (len(writers), 1, *self._stream.shape[:1], -1, self._stream.shape[-1])
+        super()._note(stack, changes, writers, wrote.reshape(shape).to(put.dtype) - put)
+
+    def _seen(self, stage: Stage, stack: Stack, at: Sequence[int], *, at_last: bool) -> Tensor:
+        """[reader, 1, batch, pos, d_model]: the streams that some readers of a stage see, by their gates."""
+        if self._gates is None:  # the base, before any gates
+            return super()._seen(stage, stack, at, at_last=at_last)
+        one, put = stage.readers[at[0]], self._put[: stage.readers[at[0]].writers].sum(0)
+        still = self._replaced[at_last].constants[one.entry] + (put[:, -1:] if at_last else put)
+        total = still.expand(len(at), 1, *still.shape)
+        gates = self._gates[[stage.first + place for place in at]]
+        for changes in (stack.full, stack.last) if at_last else (stack.full,):
+            for writers, stack_of_them in changes.blocks():
+                if not self._is_seen(writers[0], one):
+                    continue
+                more = stack_of_them[:, :, :, -1:] if at_last else stack_of_them
+                is_constant = writers[0] >= self.shape[1]
+                shares = gates.new_ones(len(at), 1) if is_constant else gates[:, writers]
+                total = total + (shares.to(more.dtype) @ more.flatten(1)).view(len(at), *more.shape[1:])
         return total.to(self._dtype)
-
-    def _gated_attention(self, stage: Stage, world: _World) -> None:
-        attention, sizes = self._attentions[stage.number], self._layout.sizes(1)
-        streams, given = self._mixture(stage, world)[:, None], dict[str, Tensor]()
-        for slot in attention.slots.values():
-            start = slot.first - stage.first
-            heads = [at for at, one in enumerate(stage.readers[start:]) if one.node == slot.node]
-            own, one = streams[start : start + len(heads)], stage.readers[start]
-            if slot.slices is None:
-                made = self._projected(slot, one, own, heads, at_last=False)[:, 0]
-            else:
-                rows = self._normed(slot.slices, one, own, at_last=False)
-                made = slot.slices.project(rows, heads).view(len(heads), *own.shape[2:4], -1)
-            value = self._read(slot.node).detach().clone(memory_format=torch.contiguous_format)
-            by_head(slot.view, value, sizes, slot.axis).copy_(made.permute(1, 2, 0, 3))
-            given[slot.node] = value
-        found = self._walks.run(attention.walk, given, 1)
-        shape = (len(attention.heads.rows), *self._stream.shape)
-        if attention.output is not None:
-            z = by_head(attention.heads.view, found[attention.heads.node], sizes, "head").permute(2, 0, 1, 3)
-            wrote = torch.bmm(z.flatten(1, 2), attention.output).view(shape)
-        else:
-
-            def read(name: str) -> Any:
-                return found[name] if name in found else self._read(name)
-
-            term, shares = attention.heads.term, attention.shares
-            wrote = self._views.shown(term, shares.at_term(read), sizes).reshape(shape)
-            if attention.constant is not None:
-                rest = shares.constant(read) - shares.constant(self._read)
-                world.constants.append(
-                    (attention.heads.rows.stop, self._views.shown(term, rest[None], sizes)[0])
-                )
-        world.write(slice(attention.heads.rows.start, attention.heads.rows.stop), wrote)
-
-    def _gated_mlp(self, stage: Stage, world: _World) -> None:
-        (one,), (writer,) = stage.readers, self.graph.fed[stage.first]
-        given = {one.entry: self._views.as_node(one.entry, self._mixture(stage, world)[0])}
-        found = self._walks.run(self._walks.walk([one.entry], [one.node]), given, 1)[one.node]
-        world.write(
-            slice(writer, writer + 1), self._views.shown(one.node, found[None], self._layout.sizes(1))
-        )
-
-
-@dataclass(slots=True)
-class _World:
-    """Gates, what removed edges carry, and by writers how much more than that they wrote.
-
-    `constants` are what no writer wrote more than in the base, from a number of writers on.
-    """
-
-    gates: Tensor
-    put: Tensor
-    blocks: list[tuple[slice, Tensor]] = field(default_factory=list)
-    constants: list[tuple[int, Tensor]] = field(default_factory=list)
-
-    def write(self, writers: slice, wrote: Tensor) -> None:
-        """Take note of what some writers wrote."""
-        self.blocks.append((writers, wrote.to(self.put.dtype) - self.put[writers]))
 
 
 # -- training ------------------------------------------------------------------------------------------
