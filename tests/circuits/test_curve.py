@@ -13,7 +13,7 @@ import torch
 import conewise as cw
 from conewise.circuits.circuit_data import SHARES
 from conewise.circuits.curve import FaithfulnessCurve, Selected, helpful_sign
-from conewise.circuits.forwards import asked
+from conewise.circuits.question import circuit_question
 from conewise.errors import CircuitError, SweepError
 from conewise.model import Model
 from conewise.text.answer import Answer
@@ -191,7 +191,7 @@ def test_prompts_of_many_lengths_are_those_of_each_length_together() -> None:
 
 
 def test_a_mean_is_over_all_prompts_of_all_lengths() -> None:
-    given = asked(tiny(), prompts=rows(), source="mean")
+    given = circuit_question(tiny(), prompts=rows(), source="mean")
     runs = [group.base for group in given.groups]
     assert len(runs) > 1
     assert all(group.over == tuple(runs) for group in given.groups)

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.evaluation import evaluate, faithfulness_of
+from conewise.circuits.circuit import Circuit
+from conewise.circuits.evaluation import Evaluation
 from conewise.errors import CircuitError
 from tests.circuits.small_models import small
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
+
+
+def evaluate(model: Any, edges: Any, **asked: Any) -> Evaluation:
+    return Circuit.made(model, edges).evaluate(**asked)
+
+
+def faithfulness_of(model: Any, circuits: Any, **asked: Any) -> list[float]:
+    return [one.faithfulness for one in cw.evaluate([Circuit.made(model, one) for one in circuits], **asked)]
 
 
 def test_an_evaluation_is_what_the_definitions_say() -> None:

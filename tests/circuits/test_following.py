@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import conewise as cw
-from conewise.circuits.forwards import FollowingForward, WorldsPart
 from conewise.circuits.masked_forward import Ablated, Forward, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import Mask, edge_facts
+from conewise.jobs.search_job import FollowingForward, WorldsPart
 from tests.circuits.small_models import Small, small
 
 METRIC = cw.logit_diff(answer=3, wrong=5)

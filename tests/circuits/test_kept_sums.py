@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import conewise as cw
-from conewise.circuits.evaluation import evaluate
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES
 from conewise.runs.run import Run
 from tests.circuits.removed_oracle import KINDS, Gemma3, Parts, Plain
+from tests.circuits.test_evaluation import evaluate
 
 METRIC = cw.logit_diff(answer=3, wrong=5)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conewise.circuits.evaluation import evaluate_all
+import conewise as cw
+from conewise.circuits.circuit import Circuit
 from conewise.text.prompts import Pair, TokenizedPrompts
 from tests.circuits import small_models
 from tests.circuits.removed_oracle import KINDS, Llama, Plain
@@ -75,9 +76,8 @@ def test_random_circuits_are_those_of_the_oracle(name: str, ablation: str) -> No
         {edge for edge in edges if rng.random() < share} for share in rng.uniform(0.05, 0.95, CIRCUITS)
     ]
     source = None if ablation == "resample" else ablation
-    found = evaluate_all(
-        given.model,
-        [[f"{writer}->{reader}" for writer, reader in kept] for kept in circuits],
+    found = cw.evaluate(
+        [Circuit.made(given.model, [f"{writer}->{reader}" for writer, reader in kept]) for kept in circuits],
         prompts=asked,
         source=source,
     )

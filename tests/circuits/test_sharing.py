@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conewise as cw
-from conewise.circuits.forwards import asked
+from conewise.circuits.question import circuit_question
 from conewise.jobs.search_job import BatchRates, batch_rates
 from tests.circuits.small_models import small
 
@@ -29,7 +29,9 @@ def test_gains_are_bounded_and_grow(worlds: int, launch: float, world: float, wo
 
 def test_rates_are_read_off_two_batches() -> None:
     model = small("gpt2")
-    given = asked(model.model, base=model.base, source=model.source, metric=cw.logit_diff(answer=3, wrong=5))
+    given = circuit_question(
+        model.model, base=model.base, source=model.source, metric=cw.logit_diff(answer=3, wrong=5)
+    )
     with given.forward() as forward:
         few = forward.few
     # Each batch is timed three times: those of one world take 3 seconds, the others 3 more for each world.

@@ -12,7 +12,8 @@ import itertools
 import pytest
 from torch import Tensor
 
-from conewise.circuits.evaluation import faithfulness_of
+import conewise as cw
+from conewise.circuits.circuit import Circuit
 from tests.ground_truth import by_conewise, by_hand
 from tests.ground_truth.gates import answer, bits, gate
 from tests.ground_truth.stack import Outputs
@@ -100,12 +101,14 @@ def test_with_readers_live_every_pair_shows_that_or_has_two_inputs() -> None:
     stack = gate("or")
     edges = by_conewise.edges(stack)
     pairs = list(itertools.combinations([edge for edge in edges if edge != LAST], 2))
-    found = faithfulness_of(
-        by_conewise.captured(stack),
-        [[edge for edge in edges if edge not in pair] for pair in pairs],
+    model = by_conewise.captured(stack)
+    found = cw.evaluate(
+        [Circuit.made(model, [edge for edge in edges if edge not in pair]) for pair in pairs],
         base={"ids": BASE},
         source={"ids": SOURCE},
         metric=error,
     )
-    matter = {frozenset(pair) for pair, share in zip(pairs, found, strict=True) if share < 1.0 - SMALL}
+    matter = {
+        frozenset(pair) for pair, share in zip(pairs, found, strict=True) if share.faithfulness < 1.0 - SMALL
+    }
     assert matter == ONE_OF_EACH

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from conewise.circuits.circuit import Circuit
-from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.question import CircuitQuestion
 from conewise.circuits.replaced_parts import Mask
 from conewise.jobs.pool import Pool, WorkerSeat
 from conewise.jobs.scheduling import DIED, MEMORY, OWN, Done, Failed, FleetLedger, Share
@@ -68,14 +68,14 @@ class Here(Pool):
         raise NotImplementedError
 
     @contextmanager
-    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
+    def forward(self, question: CircuitQuestion, own: Forward) -> Iterator[Forward]:
         self._given = {
-            "base": asked.base,
-            "source": asked.carried,
-            "metric": asked.metric,
-            "max_memory": asked.max_memory,
+            "base": question.base,
+            "source": question.carried,
+            "metric": question.metric,
+            "max_memory": question.max_memory,
         }
-        self._model = asked.model
+        self._model = question.model
         self.seats: list[_Seat] = [self._own_seat() for _ in range(self.workers)]
         begin = own.begin
 

@@ -27,9 +27,9 @@ from conewise.circuits.circuit import Circuit
 from conewise.circuits.circuit_data import Decision, best, is_whole, pruned
 from conewise.circuits.circuit_files import CIRCUIT
 from conewise.circuits.curve import LOSSES, helpful_sign
-from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.learned import Training, in_batches, learned_gates
 from conewise.circuits.masked_forward import Forward, Stage, layers_of, stages_of
+from conewise.circuits.question import CircuitQuestion, circuit_question
 from conewise.circuits.replaced_parts import Mask, edge_facts
 from conewise.errors import Argument, CircuitError
 from conewise.files import Format, as_path, is_there, read_json
@@ -277,7 +277,7 @@ class Search(Runnable[Circuit]):
         speculative: bool = True,
         **question: Any,
     ) -> None:
-        self.asked = asked(model, **question)
+        self.asked = circuit_question(model, **question)
         if not threshold > 0:
             raise CircuitError(
                 Argument("threshold", threshold), " is no threshold: it is a change of the metric, above 0."
@@ -636,7 +636,7 @@ class PruningPlan:
 class EdgePruning(Runnable[Circuit]):
     """A circuit by learned gates: see `Model.find_circuit`. `losses` has the distance at each step."""
 
-    def __init__(self, given: Asked, top: int | None, training: Training) -> None:
+    def __init__(self, given: CircuitQuestion, top: int | None, training: Training) -> None:
         count = given.graph.count
         if not is_whole(top) or top is None or not 1 <= top < count:
             raise CircuitError(
@@ -750,7 +750,7 @@ def find_circuit(
                 Argument("threshold"), " is for ACDC; edge pruning keeps ", Argument("top"), " edges."
             )
         batches = in_batches(model, prompts, batch_size)
-        given = asked(model, prompts=batches, **question)
+        given = circuit_question(model, prompts=batches, **question)
         training = Training(steps or 200, lr or 0.1, seed or 0, batch_size is not None)
         return EdgePruning(given, top, training)
     learning = {"top": top, "steps": steps, "lr": lr, "seed": seed, "batch_size": batch_size}

@@ -42,9 +42,9 @@ from conewise.circuits.circuit_files import (
     write_text,
 )
 from conewise.circuits.curve import FaithfulnessCurve, curve_of
-from conewise.circuits.evaluation import Evaluation, evaluate, evaluate_all, faithfulness_of
-from conewise.circuits.forwards import OptimalAblation, asked
+from conewise.circuits.evaluation import Evaluation, evaluate
 from conewise.circuits.learned import Training, in_batches, optimal_constants
+from conewise.circuits.question import CircuitQuestion, OptimalAblation, circuit_question
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, describe
 from conewise.files import as_path
@@ -60,7 +60,6 @@ from conewise.report.circuit import (
     write_circuit_page,
 )
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import as_metric
 from conewise.templates import folded, heading, note, shown, table
 from conewise.threads import Turn, one_thread
 
@@ -273,22 +272,15 @@ class Circuit(CircuitData):
         """Evaluate how much of what the model does the circuit does, with all other edges ablated.
 
         `prompts` are pairs of any lengths, whose clean ones are the base; or `base` and `source` are runs of
-        one shape. With only="faithfulness" nothing else is computed. `source` is what removed edges
-        carry; see `conewise.circuits.evaluation.evaluate`. A circuit that was read from a file is bound to
-        its model first: `circuit.bind(model)`.
+        one shape. With only="faithfulness" nothing else is computed. `source` is what removed edges carry:
+        what they do in a run, inputs or texts; "zero", nothing; "mean", their mean over the base;
+        "mean-positional", that at each position, "mean-template", over the prompts of a template too;
+        `cw.mean(...)`, that over another batch; or an `optimal_ablation`. `minimality` removes every edge of
+        the circuit once more. A circuit that was read from a file is bound to its model first:
+        `circuit.bind(model)`.
         """
-        return evaluate(
-            self._own_model("evaluate"),
-            self.edges,
-            prompts=prompts,
-            base=base,
-            source=source,
-            metric=metric,
-            only=only,
-            minimality=minimality,
-            max_memory=max_memory,
-            workers=workers,
-        )
+        given = self._question("evaluate", prompts, base, source, metric, max_memory)
+        return evaluate(given, [self.edges], only=only, minimality=minimality, workers=workers)[0]
 
     @one_thread
     def optimal_ablation(
@@ -308,10 +300,9 @@ class Circuit(CircuitData):
         Adam with the rate `lr`. Near is a small metric where it is a loss, "kl" by default, and a small
         squared difference from the model otherwise. See `Model.find_circuit` for `batch_size`.
         """
-        model = self._own_model("optimal_ablation")
         metric = "kl" if metric is None and prompts is not None else metric
-        batches = in_batches(model, prompts, batch_size)
-        given = asked(model, prompts=batches, base=base, source="mean", metric=metric)
+        batches = in_batches(self._own_model("optimal_ablation"), prompts, batch_size)
+        given = self._question("optimal_ablation", batches, base, "mean", metric)
         return optimal_constants(given, self.numbers, Training(steps, lr, in_turn=batch_size is not None))
 
     @one_thread
@@ -334,14 +325,7 @@ class Circuit(CircuitData):
         path is left out. With `greedy` they grow from the logits. See `evaluate` for the rest.
         """
         self._scored("faithfulness_curve")
-        given = asked(
-            self._own_model("faithfulness_curve"),
-            prompts=prompts,
-            base=base,
-            source=source,
-            metric=metric,
-            max_memory=max_memory,
-        )
+        given = self._question("faithfulness_curve", prompts, base, source, metric, max_memory)
         scores = self.helps * self.score_array()
         return curve_of(given, scores, select=select, sizes=sizes, greedy=greedy, method=self.method or "")
 
@@ -370,17 +354,20 @@ class Circuit(CircuitData):
         level = levels(self.graph, self.score_array())
         found = self._points(level, n, top)
         circuits = [self.graph.names(np.flatnonzero(level >= point.threshold)) for point in found]
-        own, *faithful = faithfulness_of(
-            self._own_model("curve"),
-            [self.edges, *circuits],
-            base=base,
-            source=source,
-            metric=metric,
-            max_memory=max_memory,
-            workers=workers,
-        )
+        question = self._question("curve", None, base, source, metric, max_memory)
+        own, *faithful = [
+            one.faithfulness
+            for one in evaluate(question, [self.edges, *circuits], only="faithfulness", workers=workers)
+        ]
         measured = (replace(point, faithfulness=one) for point, one in zip(found, faithful, strict=True))
-        return Curve(tuple(measured), as_metric(metric, self.model).name, own)
+        return Curve(tuple(measured), question.metric.name, own)
+
+    def _question(
+        self, what: str, prompts: Any, base: Any, source: Any, metric: Any, max_memory: Any = None
+    ) -> CircuitQuestion:
+        """What the circuit is asked about by the method `what`."""
+        given = {"prompts": prompts, "base": base, "source": source, "metric": metric}
+        return circuit_question(self._own_model(what), **given, max_memory=max_memory)
 
     def _own_model(self, what: str) -> Captured:
         if self.model is None:
@@ -553,17 +540,8 @@ def evaluate_together(
     model = given[0]._own_model("evaluate")
     if any(one._own_model("evaluate") is not model for one in given):
         raise CircuitError("these are circuits of several models: evaluate those of each model together.")
-    return evaluate_all(
-        model,
-        [one.edges for one in given],
-        prompts=prompts,
-        base=base,
-        source=source,
-        metric=metric,
-        only=only,
-        max_memory=max_memory,
-        workers=workers,
-    )
+    question = given[0]._question("evaluate", prompts, base, source, metric, max_memory)
+    return evaluate(question, [one.edges for one in given], only=only, workers=workers)
 
 
 def _measured(found: Evaluation) -> list[tuple[str, float]]:

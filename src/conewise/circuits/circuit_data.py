@@ -219,8 +219,7 @@ def chosen(
             raise CircuitError(Argument("threshold", threshold), " is no size of a score: it is 0 or more.")
         if connected:
             return above(graph, scores, threshold)
-        found = best(np.abs(scores))
-        return found[np.abs(scores[found]) >= threshold]
+        return best(np.abs(scores))[: int((np.abs(scores) >= threshold).sum())]
     assert top is not None
     scored = int((~np.isnan(scores)).sum())
     if not is_whole(top) or not 1 <= top <= scored:

@@ -29,8 +29,8 @@ from conewise.circuits.circuit_data import (
     sizes_of,
 )
 from conewise.circuits.evaluation import ends_of, ratio
-from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Numbers
+from conewise.circuits.question import CircuitQuestion, circuit_question
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.errors import CircuitError, SweepError
 from conewise.extras import needs
@@ -250,7 +250,7 @@ def helpful_sign(metric: str | Metric, *, is_removal: bool = True) -> float:
 
 
 def curve_of(
-    given: Asked,
+    given: CircuitQuestion,
     scores: Scores,
     *,
     level: str = "edge",
@@ -325,9 +325,9 @@ def curve_by_effects(
 ) -> FaithfulnessCurve:
     """The curve of what some effects choose, which are positive where a cell helps; see `curve_of`.
 
-    `question` says what circuits are evaluated on, as `asked` takes it.
+    `question` says what circuits are evaluated on, as `circuit_question` takes it.
     """
-    given = asked(model, **question)
+    given = circuit_question(model, **question)
     level, scores = scores_of(model, cells, effects)
     return curve_of(given, scores, level=level, **how)
 

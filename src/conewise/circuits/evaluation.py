@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from conewise.circuits.forwards import Asked, asked
 from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.question import CircuitQuestion
 from conewise.circuits.replaced_parts import Mask
 from conewise.errors import CircuitError
 from conewise.jobs.job import pool_of
 from conewise.jobs.pool import Pool
-from conewise.runs.captured import Captured
 from conewise.templates import bars, beside, lead, note, shown
 from conewise.threads import one_thread
 
@@ -50,10 +49,36 @@ class Evaluation:
     per_prompt: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     unit: str = "edges"
 
+    @classmethod
+    def of(
+        cls, metric: str, source: str, size: int, edges: int, rows: Mapping[str, Any], unit: str = "edges"
+    ) -> Evaluation:
+        """The evaluation by the metric of each prompt, by name: what is missing was not asked for."""
+        mean = {name: float(np.mean(row)) for name, row in rows.items()}
+        circuit, complement = mean.get("circuit", math.nan), mean.get("complement", math.nan)
+        full, ablated = mean["full"], mean["ablated"]
+        return cls(
+            metric,
+            source,
+            size,
+            edges,
+            full,
+            ablated,
+            circuit,
+            complement,
+            ratio(circuit - ablated, full - ablated),
+            ratio(complement - ablated, full - ablated),
+            per_prompt={name: tuple(np.asarray(row).tolist()) for name, row in rows.items()},
+            unit=unit,
+        )
+
+    @property
+    def _share(self) -> str:
+        return f"{self.size / self.edges if self.edges else math.nan:.1%}"
+
     def __repr__(self) -> str:
-        share = self.size / self.edges if self.edges else math.nan
         return (
-            f"Evaluation of {self.size:,} of {self.edges:,} {self.unit} ({share:.1%}): faithfulness "
+            f"Evaluation of {self.size:,} of {self.edges:,} {self.unit} ({self._share}): faithfulness "
             f"{self.faithfulness:.3f}, completeness {self.completeness:.3f} "
             f"({self.metric} {self.circuit:.4g}, of the model {self.full:.4g})"
         )
@@ -82,11 +107,10 @@ class Evaluation:
         return shown(lead(self.finding), note(sure), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
-        share = self.size / self.edges if self.edges else math.nan
         known = f"of the model {self.full:.4g}, with nothing kept {self.ablated:.4g}"
         without, removed = f"{self.complement:.4g}", f"removed {self.unit}: {self.source}"
         lines = [
-            f"circuit of {self.size:,} {self.unit}, {share:.1%} of {self.edges:,}; " + removed,
+            f"circuit of {self.size:,} {self.unit}, {self._share} of {self.edges:,}; " + removed,
             f"  faithfulness {self.faithfulness:8.3f}   {self.metric} of the circuit {self.circuit:.4g}, "
             + known,
             f"  completeness {self.completeness:8.3f}   without the circuit's {self.unit} " + without,
@@ -96,89 +120,49 @@ class Evaluation:
         return "\n".join(lines)
 
 
-ONLY = ("faithfulness", "completeness")
-"""The values that can be asked for alone: each takes the worlds that it needs and no others."""
-
-
-def evaluate(
-    model: Captured,
-    edges: Collection[str],
-    *,
-    only: str | None = None,
-    minimality: bool = True,
-    workers: int | str | Pool | None = None,
-    **question: Any,
-) -> Evaluation:
-    """Evaluate the circuit of these edges: run it with all others removed, and its complement likewise.
-
-    `question` is what it is evaluated on: `base` is the run whose behaviour is to be kept, and removed edges
-    carry what they do in `source`: a run, inputs or a text. With "zero" they carry nothing, with "mean" their
-    mean over the base, with "mean-positional" that at each position, with `cw.mean(...)` that over another
-    batch. `prompts`, in the place of `base`, are pairs of prompts of any lengths; the corrupted ones are the
-    source then, and with "mean-template" removed edges carry their mean over the prompts of a template, at
-    each position. See `conewise.circuits.forwards.asked`.
-
-    With `only`, "faithfulness" or "completeness", nothing else is computed. With `minimality`, every edge of
-    the circuit is removed once more, in a world of its own. `workers` evaluate these worlds beyond this
-    process: see `Runnable.run`.
-    """
-    given = asked(model, **question)
-    removed = given.graph.all_but(given.graph.numbers(edges))
-    with pool_of(workers) as pool, given.forward(pool) as forward:
-        (found,) = _evaluated(given, forward, [removed], only)
-        weakest = _weakest(given, forward, removed) if minimality and only is None else None
-    if weakest is None:
-        return found
-    return replace(found, minimality=weakest[0], weakest=weakest[1])
+ONLY = {"faithfulness": "circuit", "completeness": "complement"}
+"""The values that can be asked for alone, each with the worlds that it needs."""
 
 
 @one_thread
-def evaluate_all(
-    model: Captured,
+def evaluate(
+    given: CircuitQuestion,
     circuits: Sequence[Collection[str]],
     *,
     only: str | None = None,
+    minimality: bool = False,
     workers: int | str | Pool | None = None,
-    **question: Any,
 ) -> list[Evaluation]:
-    """Evaluate many circuits as one stack of worlds; see `evaluate`. Minimality is not among it."""
-    given = asked(model, **question)
-    removed = [given.graph.all_but(given.graph.numbers(edges)) for edges in circuits]
-    with pool_of(workers) as pool, given.forward(pool) as forward:
-        return _evaluated(given, forward, removed, only)
+    """Evaluate circuits of these edges: run each with all others removed, and its complement likewise.
 
-
-def _evaluated(given: Asked, forward: Forward, removed: Sequence[Mask], only: str | None) -> list[Evaluation]:
-    """The evaluation of each circuit: its worlds, and what both ends are, in one stack."""
+    With `only`, "faithfulness" or "completeness", nothing else is computed. With `minimality`, every edge of
+    a circuit is removed once more, in a world of its own. `workers` evaluate these worlds beyond this
+    process: see `Runnable.run`.
+    """
     if only is not None and only not in ONLY:
         raise CircuitError(f"only={only!r} is none of {', '.join(map(repr, ONLY))}; leave it out for all.")
-    everything = given.graph.there
+    graph, everything = given.graph, given.graph.there
+    removed = [graph.all_but(graph.numbers(edges)) for edges in circuits]
+    worlds = {"circuit": removed, "complement": [everything & ~one for one in removed]}
+    wanted = [name for name in worlds if only is None or name == ONLY[only]]
     ends = [np.zeros_like(everything), everything] if only is None else []
-    wanted = [name for name in ("circuit", "complement") if only is None or name == _WORLDS[only]]
-    worlds = {
-        "circuit": list(removed),
-        "complement": [everything & ~one for one in removed],
-    }
     stack = [*ends, *(world for name in wanted for world in worlds[name])]
-    values = forward.values(np.stack(stack)) if stack else np.zeros((0, 0))
-    full, ablated = values[:2] if ends else ends_of(given, forward)
-    found = {name: values[len(ends) + at * len(removed) :] for at, name in enumerate(wanted)}
-    return [
-        _evaluation(
-            given,
-            int((everything & ~one).sum()),
-            full,
-            ablated,
-            {name: rows[at] for name, rows in found.items()},
-        )
-        for at, one in enumerate(removed)
-    ]
+    with pool_of(workers) as pool, given.forward(pool) as forward:
+        values = forward.values(np.stack(stack)) if stack else np.zeros((0, 0))
+        full, ablated = values[:2] if ends else ends_of(given, forward)
+        found = []
+        for at, one in enumerate(removed):
+            rows = {name: values[len(ends) + n * len(removed) + at] for n, name in enumerate(wanted)}
+            size = int((everything & ~one).sum())
+            rows = {"full": full, "ablated": ablated, **rows}
+            found.append(Evaluation.of(given.metric.name, given.ablation, size, graph.count, rows))
+            weakest = _weakest(given, forward, one) if minimality and only is None else None
+            if weakest is not None:
+                found[-1] = replace(found[-1], minimality=weakest[0], weakest=weakest[1])
+    return found
 
 
-_WORLDS = {"faithfulness": "circuit", "completeness": "complement"}
-
-
-def ends_of(given: Asked, forward: Forward) -> tuple[Numbers, Numbers]:
+def ends_of(given: CircuitQuestion, forward: Forward) -> tuple[Numbers, Numbers]:
     """The metric of each prompt with all edges, and with none: read off the runs where these are the same.
 
     With every edge removed a model computes what it does in the source, where base and source differ in
@@ -191,38 +175,7 @@ def ends_of(given: Asked, forward: Forward) -> tuple[Numbers, Numbers]:
     return full, ablated
 
 
-def _evaluation(
-    given: Asked, size: int, full: Numbers, ablated: Numbers, values: Mapping[str, Numbers]
-) -> Evaluation:
-    rows = {"full": full, "ablated": ablated, **values}
-    mean = {name: float(row.mean()) for name, row in rows.items()}
-    circuit, complement = mean.get("circuit", math.nan), mean.get("complement", math.nan)
-    whole = mean["full"] - mean["ablated"]
-    return Evaluation(
-        given.metric.name,
-        given.ablation,
-        size,
-        given.graph.count,
-        mean["full"],
-        mean["ablated"],
-        circuit,
-        complement,
-        ratio(circuit - mean["ablated"], whole),
-        ratio(complement - mean["ablated"], whole),
-        per_prompt={name: tuple(row.tolist()) for name, row in rows.items()},
-    )
-
-
-def faithfulness_of(
-    model: Captured,
-    circuits: Sequence[Collection[str]],
-    **asked_for: Any,
-) -> list[float]:
-    """The faithfulness of many circuits, as one stack of worlds; see `evaluate_all`."""
-    return [one.faithfulness for one in evaluate_all(model, circuits, only="faithfulness", **asked_for)]
-
-
-def _weakest(given: Asked, forward: Forward, removed: Mask) -> tuple[float, str] | None:
+def _weakest(given: CircuitQuestion, forward: Forward, removed: Mask) -> tuple[float, str] | None:
     """The smallest change when one more edge is removed, and which edge that is."""
     current = float(forward.begin(removed).mean())
     smallest: tuple[float, str] | None = None

@@ -6,7 +6,6 @@ One world for each upstream node takes it away and reads all downstream features
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -221,30 +220,14 @@ class FeatureGraph:
                         world.patch(Place(f"{name}.error"), "zero")
                 return float(self._metric_of(world))
 
-        full = float(self._metric_of(self.run))
-        circuit, complement = measured(lambda own: own), measured(lambda own: ~own)
-        ablated = measured(torch.zeros_like)
-        whole = full - ablated
-        ratio = [(one - ablated) / whole if whole else math.nan for one in (circuit, complement)]
-        return Evaluation(
-            self.asked.name,
-            ablation,
-            sum(int(one.sum()) for one in kept.values()),
-            sum(counts.values()),
-            full,
-            ablated,
-            circuit,
-            complement,
-            ratio[0],
-            ratio[1],
-            per_prompt={
-                "full": (full,),
-                "ablated": (ablated,),
-                "circuit": (circuit,),
-                "complement": (complement,),
-            },
-            unit="features",
-        )
+        rows = {
+            "full": [float(self._metric_of(self.run))],
+            "ablated": [measured(torch.zeros_like)],
+            "circuit": [measured(lambda own: own)],
+            "complement": [measured(lambda own: ~own)],
+        }
+        size, count = sum(int(one.sum()) for one in kept.values()), sum(counts.values())
+        return Evaluation.of(self.asked.name, ablation, size, count, rows, unit="features")
 
     def _metric_of(self, run: Reading) -> Tensor:
         return MetricReader(facts_of(self.model), (self.asked,)).of_run(run)[0].mean()

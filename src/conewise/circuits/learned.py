@@ -22,9 +22,9 @@ from torch import Tensor
 
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.circuits.curve import LOSSES
-from conewise.circuits.forwards import Asked, OptimalAblation, read_prompts
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, can_stack
 from conewise.circuits.pruned_forward import Changes, PrunedForward, Stack
+from conewise.circuits.question import CircuitQuestion, OptimalAblation, read_prompts
 from conewise.circuits.replaced_parts import edge_facts, wide
 from conewise.errors import CircuitError, GradientError
 from conewise.program.tensors import brought, recording
@@ -119,7 +119,7 @@ class Training:
 
 
 def in_batches(model: Captured, prompts: Any, batch_size: int | None) -> Any:
-    """The prompts in groups of at most so many of one length, as `asked` takes them."""
+    """The prompts in groups of at most so many of one length, as `circuit_question` takes them."""
     if batch_size is None:
         return prompts
     if prompts is None:
@@ -135,7 +135,7 @@ class Distance:
     Prompts of each length have a forward of their own; in a step of a training some or all of them count.
     """
 
-    def __init__(self, given: Asked, forwards: Sequence[GatedForward], *, in_turn: bool) -> None:
+    def __init__(self, given: CircuitQuestion, forwards: Sequence[GatedForward], *, in_turn: bool) -> None:
         self._forwards, self._in_turn = list(forwards), in_turn
         self._full = [torch.as_tensor(one.value) for one in forwards]
         self._metric = given.metric.name
@@ -174,7 +174,7 @@ class Distance:
 
 
 @contextmanager
-def distance_of(given: Asked, *, in_turn: bool = False) -> Iterator[Distance]:
+def distance_of(given: CircuitQuestion, *, in_turn: bool = False) -> Iterator[Distance]:
     """The distance from a model. Raises CircuitError where its parts cannot be gated."""
     if not edge_facts(given.model).parts.is_carried_unchanged or not can_stack(given.base):
         raise CircuitError(
@@ -195,7 +195,7 @@ def by_edge(graph: EdgeGraph, numbers: Tensor) -> Tensor:
 
 
 def learned_gates(
-    given: Asked, training: Training, top: int, tell: Callable[[int], None]
+    given: CircuitQuestion, training: Training, top: int, tell: Callable[[int], None]
 ) -> tuple[Tensor, list[float]]:
     """The log-odds of each edge's gate after a training, and the distance at each step.
 
@@ -235,7 +235,9 @@ def learned_gates(
     return numbers.detach(), losses
 
 
-def optimal_constants(given: Asked, edges: NDArray[np.int64], training: Training) -> OptimalAblation:
+def optimal_constants(
+    given: CircuitQuestion, edges: NDArray[np.int64], training: Training
+) -> OptimalAblation:
     """What removed edges carry best: for each writer the constant with which the distance is smallest.
 
     `edges` are those of the circuit. Constants begin with the means over prompts and positions.

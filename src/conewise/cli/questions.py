@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from conewise.anatomy.places import Place
     from conewise.anatomy.selectors import SelectorLike
-    from conewise.circuits.forwards import Asked
+    from conewise.circuits.question import CircuitQuestion
     from conewise.jobs.pool import Pool
     from conewise.model import Model
     from conewise.runs.captured import Captured
@@ -193,13 +193,13 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | Non
     yield None
 
 
-def simulated_search(asked: Asked, options: FleetOptions) -> dict[str, Any]:
+def simulated_search(question: CircuitQuestion, options: FleetOptions) -> dict[str, Any]:
     """Return what workers would gain of a search: how long a batch takes, whole and in parts."""
     from conewise.jobs.search_job import batch_rates
 
     if options.workers is None:
         raise CommandError("--simulate of how many workers? Say so with --workers N.")
-    rates = batch_rates(asked)
+    rates = batch_rates(question)
     return {
         "workers": options.workers,
         "batch_worlds": rates.worlds,

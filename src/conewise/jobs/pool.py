@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from conewise.arguments import as_bytes
-from conewise.circuits.forwards import Asked
 from conewise.circuits.masked_forward import Forward
+from conewise.circuits.question import CircuitQuestion
 from conewise.errors import FleetError
 from conewise.jobs.payload import Work, recipe_of
 from conewise.jobs.scheduling import Done, Failed, FleetLedger, Share
@@ -170,9 +170,9 @@ class Pool(ABC):
             self._lock.release()
 
     @contextmanager
-    def forward(self, asked: Asked, own: Forward) -> Iterator[Forward]:
+    def forward(self, question: CircuitQuestion, own: Forward) -> Iterator[Forward]:
         """Evaluate worlds with removed edges; see `conewise.jobs.search_job`."""
-        with self.at_work([work_of(asked)]) as ledger:
+        with self.at_work([work_of(question)]) as ledger:
             yield FleetForward(own, self, self.workers, ledger)
 
     def wait(self) -> list[tuple[Any, Done | Failed]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,104 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conewise.circuits.forwards import Asked, FollowingForward, WorldsPart, asked
-from conewise.circuits.masked_forward import Forward, Numbers
+from conewise.circuits.masked_forward import Forward, Numbers, Stage, layers_of
+from conewise.circuits.question import CircuitQuestion, circuit_question
 from conewise.circuits.replaced_parts import Mask
 from conewise.errors import FleetError
 from conewise.jobs.payload import Work, packed
 from conewise.jobs.scheduling import Crew, Done, Failed, FleetLedger, Share, WorkerJob, run_shares
 from conewise.runs.captured import Captured
 from conewise.sweeps.execution.reading import SweepLedger
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorldsPart:
+    """Worlds to be evaluated.
+
+    With a `stage`, they are the one that has `current`, [reader, writer], removed, but for edges [world,
+    reader of the stage, writer], which are those and more; without one they have edges [world, reader,
+    writer] removed.
+    """
+
+    removed: Mask
+    current: Mask
+    stage: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.removed)
+
+    def some(self, first: int, count: int) -> WorldsPart:
+        """So many of its worlds, from `first` on."""
+        return WorldsPart(self.removed[first : first + count], self.current, self.stage)
+
+
+class FollowingForward:
+    """Evaluates parts, one behind the other.
+
+    Going on from a world that was in the part before costs nothing. One that was not is evaluated as one more
+    world of the next part, and gone on from behind that. Where the worlds of a part differ in a single
+    reader, which is computed in each of them anyway, it can wait until a part is about another stage.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._removed: Mask | None = None
+        self._layer: list[Stage] = []
+        self._last: tuple[Stage, Mask] | None = None
+
+    def values(self, part: WorldsPart) -> Numbers:
+        """[world, prompt]: the metric of each world."""
+        if part.stage is None:
+            return self._forward.values(part.removed)
+        stage = self._forward.stages[part.stage]
+        if stage not in self._layer:  # from the base, as every search begins a layer
+            self._go_to(part.current, self._forward.stages)
+            self._layer = next(one for one in layers_of(self._forward.stages) if stage in one)
+        behind = self._behind(part.current)
+        is_single = len(stage.readers) == 1
+        if behind and (
+            behind != [stage] or self._has(stage, part.current) or (not is_single and self._is_full(part))
+        ):
+            self._go_to(part.current, behind)
+            behind = []
+        if not behind or is_single:
+            return self._below(stage, part.removed)
+        found = self._below(stage, np.concatenate([part.current[None, stage.rows], part.removed]))
+        self._go_to(part.current, behind)
+        return found[1:]
+
+    def _behind(self, current: Mask) -> list[Stage]:
+        """The stages in which more is removed than in the world that was gone on from.
+
+        All of them at first, and where something is not removed any more.
+        """
+        stages, known = self._forward.stages, self._removed
+        if known is None or (known & ~current).any():
+            return list(stages)
+        return [stage for stage in stages if (known[stage.rows] != current[stage.rows]).any()]
+
+    def _is_full(self, part: WorldsPart) -> bool:
+        """True if one more world would not fit into memory."""
+        assert part.stage is not None
+        return len(part) >= self._forward.most(part.stage)
+
+    def _below(self, stage: Stage, removed: Mask) -> Numbers:
+        self._last = stage, removed
+        return self._forward.below(stage.number, removed)
+
+    def _has(self, stage: Stage, current: Mask) -> bool:
+        """True if the world is one of those that were evaluated last."""
+        if self._last is None or self._last[0] != stage:
+            return False
+        return bool((self._last[1] == current[stage.rows]).all((1, 2)).any())
+
+    def _go_to(self, current: Mask, behind: Sequence[Stage]) -> None:
+        """Let the world be the current one, which differs in some stages from the one before."""
+        if len(behind) == 1:
+            self._forward.adopt(behind[0].number, current[behind[0].rows])
+        else:
+            self._forward.begin(current)
+        self._removed, self._last = current.copy(), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +179,20 @@ class WorldsJob(WorkerJob):
         if self._forward is None or self._following is None:
             budgets = [one for one in (memory, self._given["max_memory"]) if one is not None]
             given = {**self._given, "max_memory": min(budgets, default=None)}
-            self._forward = self._under_way.enter_context(asked(self._model, **given).forward())
+            self._forward = self._under_way.enter_context(circuit_question(self._model, **given).forward())
             self._following = FollowingForward(self._forward)
         return self._forward, self._following
 
 
-def work_of(asked: Asked) -> Work:
+def work_of(question: CircuitQuestion) -> Work:
     """Return a search as workers are told of it."""
     given = {
-        "base": asked.base,
-        "source": asked.carried,
-        "metric": asked.metric,
-        "max_memory": asked.max_memory,
+        "base": question.base,
+        "source": question.carried,
+        "metric": question.metric,
+        "max_memory": question.max_memory,
     }
-    return Work(asked.model, packed((WorldsJob, given), asked.model))
+    return Work(question.model, packed((WorldsJob, given), question.model))
 
 
 class FleetForward:
@@ -249,9 +339,9 @@ class BatchRates:
         return next(count for count in range(1, most + 1) if self.gain(count) >= ENOUGH * best)
 
 
-def batch_rates(asked: Asked, clock: Callable[[], float] = time.perf_counter) -> BatchRates:
+def batch_rates(question: CircuitQuestion, clock: Callable[[], float] = time.perf_counter) -> BatchRates:
     """Time batches of a search on this machine, with nothing removed: below the attention in the middle."""
-    with asked.forward() as forward:
+    with question.forward() as forward:
         worlds = forward.few + 1
         few, many = (_seconds(forward, count, clock) for count in (1, worlds))
     world = max(0.0, many - few) / (worlds - 1)

@@ -205,13 +205,15 @@ def _print_plan(
             lines = shown
         else:
             from conewise.circuits.acdc import search_plan
-            from conewise.circuits.forwards import asked
+            from conewise.circuits.question import circuit_question
 
             found = search_plan(question.model, question.sweep(0).metrics[0])
             body, show = plan_of_search_json(found), partial(show_search_plan, plan=found)
             if fleet.simulate:
                 runs = _Search(question, finding, max_memory).runs
-                simulation = simulated_search(asked(question.model, **runs, max_memory=max_memory), fleet)
+                simulation = simulated_search(
+                    circuit_question(question.model, **runs, max_memory=max_memory), fleet
+                )
             lines = search_shown
     if as_json:
         beside = {} if simulation is None else {"simulation": simulation}
@@ -249,8 +251,10 @@ class _Search:
     def threshold(self) -> float | None:
         """The threshold that was given, or the usual one; None where edges are counted."""
         from conewise.circuits.evaluation import evaluate
+        from conewise.circuits.question import circuit_question
 
-        known = evaluate(self.question.model, (), **self.runs, max_memory=self.max_memory, minimality=False)
+        given = circuit_question(self.question.model, **self.runs, max_memory=self.max_memory)
+        (known,) = evaluate(given, [()])
         span = abs(known.full - known.ablated)
         if not span > 0:
             raise CommandError(

@@ -1,4 +1,4 @@
-"""The forward of worlds with removed edges that fits a model and its runs."""
+"""What a circuit is asked about: runs, a metric, what removed edges carry; and the forward that fits them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from conewise.circuits.masked_forward import (
     Forward,
     MaskedForward,
     Numbers,
-    Stage,
     can_stack,
-    layers_of,
 )
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import Mask, edge_facts
@@ -39,102 +37,13 @@ from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.planner import facts_of
 from conewise.text.prompts import TokenizedPrompts, as_pairs, tokenize
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorldsPart:
-    """Worlds to be evaluated.
-
-    With a `stage`, they are the one that has `current`, [reader, writer], removed, but for edges [world,
-    reader of the stage, writer], which are those and more; without one they have edges [world, reader,
-    writer] removed.
-    """
-
-    removed: Mask
-    current: Mask
-    stage: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.removed)
-
-    def some(self, first: int, count: int) -> WorldsPart:
-        """So many of its worlds, from `first` on."""
-        return WorldsPart(self.removed[first : first + count], self.current, self.stage)
-
-
-class FollowingForward:
-    """Evaluates parts, one behind the other.
-
-    Going on from a world that was in the part before costs nothing. One that was not is evaluated as one more
-    world of the next part, and gone on from behind that. Where the worlds of a part differ in a single
-    reader, which is computed in each of them anyway, it can wait until a part is about another stage.
-    """
-
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
-        self._removed: Mask | None = None
-        self._layer: list[Stage] = []
-        self._last: tuple[Stage, Mask] | None = None
-
-    def values(self, part: WorldsPart) -> Numbers:
-        """[world, prompt]: the metric of each world."""
-        if part.stage is None:
-            return self._forward.values(part.removed)
-        stage = self._forward.stages[part.stage]
-        if stage not in self._layer:  # from the base, as every search begins a layer
-            self._go_to(part.current, self._forward.stages)
-            self._layer = next(one for one in layers_of(self._forward.stages) if stage in one)
-        behind = self._behind(part.current)
-        is_single = len(stage.readers) == 1
-        if behind and (
-            behind != [stage] or self._has(stage, part.current) or (not is_single and self._is_full(part))
-        ):
-            self._go_to(part.current, behind)
-            behind = []
-        if not behind or is_single:
-            return self._below(stage, part.removed)
-        found = self._below(stage, np.concatenate([part.current[None, stage.rows], part.removed]))
-        self._go_to(part.current, behind)
-        return found[1:]
-
-    def _behind(self, current: Mask) -> list[Stage]:
-        """The stages in which more is removed than in the world that was gone on from.
-
-        All of them at first, and where something is not removed any more.
-        """
-        stages, known = self._forward.stages, self._removed
-        if known is None or (known & ~current).any():
-            return list(stages)
-        return [stage for stage in stages if (known[stage.rows] != current[stage.rows]).any()]
-
-    def _is_full(self, part: WorldsPart) -> bool:
-        """True if one more world would not fit into memory."""
-        assert part.stage is not None
-        return len(part) >= self._forward.most(part.stage)
-
-    def _below(self, stage: Stage, removed: Mask) -> Numbers:
-        self._last = stage, removed
-        return self._forward.below(stage.number, removed)
-
-    def _has(self, stage: Stage, current: Mask) -> bool:
-        """True if the world is one of those that were evaluated last."""
-        if self._last is None or self._last[0] != stage:
-            return False
-        return bool((self._last[1] == current[stage.rows]).all((1, 2)).any())
-
-    def _go_to(self, current: Mask, behind: Sequence[Stage]) -> None:
-        """Let the world be the current one, which differs in some stages from the one before."""
-        if len(behind) == 1:
-            self._forward.adopt(behind[0].number, current[behind[0].rows])
-        else:
-            self._forward.begin(current)
-        self._removed, self._last = current.copy(), None
+from conewise.threads import Turn
 
 
 class WorldsExecutor(Protocol):
     """Workers that evaluate worlds with removed edges beyond this process."""
 
-    def forward(self, asked: Asked, own: Forward) -> AbstractContextManager[Forward]:
+    def forward(self, question: CircuitQuestion, own: Forward) -> AbstractContextManager[Forward]:
         """The forward by workers; `own` is this process's."""
 
 
@@ -187,7 +96,7 @@ class GroupedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CircuitQuestion:
     """A question about worlds with removed edges: runs, a metric, what removed edges carry.
 
     `numbers` are those of its prompts where there are prompts of several lengths, and `more` has the question
@@ -206,10 +115,14 @@ class Asked:
     over: tuple[Reading, ...] = ()
     templates: tuple[str, ...] = ()
     constants: Tensor | None = None
-    more: tuple[Asked, ...] = ()
+    more: tuple[CircuitQuestion, ...] = ()
 
     @property
-    def groups(self) -> tuple[Asked, ...]:
+    def _turn(self) -> Turn:
+        return self.model._turn
+
+    @property
+    def groups(self) -> tuple[CircuitQuestion, ...]:
         """The question of each group of prompts, this one first."""
         return self, *self.more
 
@@ -308,13 +221,13 @@ class Asked:
 
     @property
     def carried(self) -> Any:
-        """The values that removed edges carry, as `asked` takes them."""
+        """The values that removed edges carry, as `circuit_question` takes them."""
         if self.ablation == "resample":
             return self.source
         return self.ablation if self.source is None else (self.ablation, self.source)
 
 
-def asked(
+def circuit_question(
     model: Captured,
     *,
     base: Any = None,
@@ -322,7 +235,7 @@ def asked(
     metric: Any = None,
     prompts: Any = None,
     max_memory: int | str | None = None,
-) -> Asked:
+) -> CircuitQuestion:
     """Look at all that was given before anything is computed. Raises CircuitError, EdgeError, MetricError.
 
     `source` is what removed edges carry: what they do in a run (or inputs, or texts), "zero", "mean" (over
@@ -353,7 +266,9 @@ def asked(
     if source is not None and ablation == "resample":
         _expect_alike(base, source, edge_facts(model).components.readers[-1].entry)
     expect_prompts(one, facts_of(model).read.prompts(base.inputs), "base")
-    return Asked(model, graph, base, source, one, ablation, as_bytes(max_memory), constants=constants)
+    return CircuitQuestion(
+        model, graph, base, source, one, ablation, as_bytes(max_memory), constants=constants
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -400,7 +315,7 @@ def read_prompts(model: Captured, prompts: Any) -> TokenizedPrompts:
 
 def _of_prompts(
     model: Captured, prompts: Any, *, base: Any, source: Any, metric: Any, max_memory: int | str | None
-) -> Asked:
+) -> CircuitQuestion:
     """The same for pairs of prompts: a question for each length."""
     if base is not None:
         raise CircuitError("the clean prompts are the base: give `prompts`, or `base` and `source`.")
@@ -415,7 +330,7 @@ def _of_prompts(
         else:
             own = as_metric(wanted, model)
             own = own if own.prompts is None or own.of_prompts is None else own.of_prompts(numbers)
-        one = asked(model, base=clean, source=put, metric=own, max_memory=max_memory)
+        one = circuit_question(model, base=clean, source=put, metric=own, max_memory=max_memory)
         groups.append(
             replace(one, numbers=numbers, templates=tuple(read.pairs[number].template for number in numbers))
         )
