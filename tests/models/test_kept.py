@@ -195,11 +195,10 @@ def test_what_an_entry_names_is_looked_up_among_the_operations_of_torch_alone() 
     ):
         with pytest.raises((kept.NotKeptError, ValueError, AttributeError)):
             kept._target(target)
-    for size in (["eval", "1"], ["Symbol", "__import__('os')", {}], ["torch.__builtins__", 1]):
+    symbol = [["dict"], ["symbol", "__import__('os')", {"row": 0}]]
+    for rows in ([["eval", "1"]], symbol, [["torch.__builtins__", 1]], [["dtype", "load"]], [["tuple"]]):
         with pytest.raises((kept.NotKeptError, KeyError)):
-            kept._size(size)
-    with pytest.raises(kept.NotKeptError):
-        kept._filled({"dtype": "load"})
+            kept.decoded({"rows": rows}, lambda name: name, {})
 
 
 def test_there_is_room_for_so_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ that are needed of it; all else needs all. Where it needs fewer than are there, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -31,7 +31,8 @@ Wants = Mapping[str, Kept]
 SAME = frozenset({"alias", "clone", "contiguous", "detach", "to", "_to_copy", "dropout", "type_as"})
 """Operations whose value has the entries of the first operand."""
 KEEPS_ZERO = frozenset({"neg", "abs", "relu", "silu", "gelu", "tanh", "sign", "sqrt", "square"})
-RESHAPES = frozenset({"view", "reshape", "_unsafe_view"})
+RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten"})
+MOVES = frozenset({"transpose", "t", "permute", "unsqueeze"})
 SPLITS = frozenset({"split", "split_with_sizes", "chunk"})
 BY_CHANNEL = frozenset({"batch_norm", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"})
 
@@ -78,21 +79,20 @@ class Compaction:
         first: Kept = found.get(names[0], {}) if names else {}
         if (pruned := self._pruned(record)) is not None:
             return _both(found.get(names[2], {}), pruned)
-        if record.op in SAME or (record.op in KEEPS_ZERO and len(names) == 1):
-            return first
         if record.op == "mul" and len(names) == 2:
-            alike = (found.get(one, {}) for one in names if self._shapes[one] == record.shape)
             whole: Kept = {}
-            for one in alike:
+            for one in (found.get(one, {}) for one in names if self._shapes[one] == record.shape):
                 whole = _both(whole, one)
             return whole
         if not first:
             return {}
-        shape, given = record.shape or (), self._shapes[names[0]] or ()
-        if record.op in RESHAPES | {"flatten"}:
-            return through(given, shape, first) or {}
-        moved = _moved(record, len(given))
-        return {} if moved is None else {out: first[dim] for out, dim in moved.items() if dim in first}
+        if record.op in RESHAPES:
+            return through(self.shape(names[0]), record.shape or (), first) or {}
+        if record.op in SAME | MOVES or (record.op in KEEPS_ZERO and len(names) == 1):
+            layout = _LAYOUTS[record.op](self, record)
+            labels = layout.operands[names[0]] if layout is not None else ()
+            return {at: first[dim] for dim, at in enumerate(labels) if dim in first and isinstance(at, int)}
+        return {}
 
     def _pruned(self, record: Record) -> Kept | None:
         """The entries that a mask leaves, along the one dimension that it varies along; None without one."""
@@ -140,14 +140,31 @@ class Compaction:
         """What of the record can be left out, and what it needs then."""
         if record.op in SPLITS:
             return {}, self._of_split(record)
-        rule = _RULES.get(record.op) or (_pointwise if record.op in POINTWISE else None)
-        if rule is None or record.shape is None:
-            return {}, {}
         for some in (kept, *({dim: entries} for dim, entries in kept.items()), {}):
-            wants = rule(self, record, some)
+            wants = None if record.shape is None else self._needed(record, some)
             if wants is not None:
                 return some, wants
         return {}, {}
+
+    def _needed(self, record: Record, kept: Kept) -> Wants | None:
+        """What a record reads where these entries of its value are needed; None where it makes no fewer."""
+        if record.op in RESHAPES:
+            name = record.args[0].name
+            found = through(record.shape or (), self.shape(name), kept)
+            return None if found is None else {name: found}
+        layout = _LAYOUTS[record.op](self, record) if record.op in _LAYOUTS else None
+        if layout is None or not layout.whole.isdisjoint(kept):
+            return None
+        places = [(name, dim, label) for name, of in layout.operands.items() for dim, label in enumerate(of)]
+        zero_free = [self.support(name, dim) for name, dim, label in places if label == INNER]
+        inner = [set(entries) for entries in zero_free if entries is not None]
+        left = {**kept, INNER: tuple(sorted(set.intersection(*inner)))} if inner else dict(kept)
+        wants: dict[str, dict[int, tuple[int, ...]]] = {name: {} for name in layout.operands}
+        for name, dim, label in places:
+            of, shared = label if isinstance(label, tuple) else (label, 1)
+            if of is not None and left.get(of):
+                wants[name][dim] = tuple(sorted({entry // shared for entry in left[of]}))
+        return wants
 
     def _is_split(self, name: str) -> bool:
         record = self._given.record_of.get(name)
@@ -259,7 +276,7 @@ class Compaction:
 
     def _resized(self, record: Record, kept: Kept, names: dict[str, str]) -> Record:
         """The record, with the sizes among its arguments as they are now."""
-        if record.op in RESHAPES | {"expand"} and kept:
+        if record.op in (RESHAPES - {"flatten"}) | {"expand"} and kept:
             sizes = list(record.args[1])
             for dim, entries in kept.items():
                 sizes[dim] = sizes[dim] if sizes[dim] == -1 else len(entries)
@@ -272,7 +289,7 @@ class Compaction:
             return replace(record, target=target, args=(record.args[0], sizes, dim), kwargs={})
         if record.op == "scaled_dot_product_attention" and 1 in kept and record.kwargs.get("enable_gqa"):
             key, value = (leaf.name for leaf in record.args[1:3])
-            shared = self._groups(record)
+            shared = self.shared_heads(record) or 1
             groups = sorted({head // shared for head in kept[1]})
             each = [groups.index(head // shared) for head in kept[1]]
             if each != [at for at in range(len(groups)) for _ in range(len(each) // len(groups))]:
@@ -281,12 +298,10 @@ class Compaction:
                 return replace(record, kwargs={**record.kwargs, "enable_gqa": False})
         return record
 
-    def _groups(self, record: Record) -> int:
-        """The number of heads that share keys and values."""
+    def shared_heads(self, record: Record) -> int | None:
+        """The number of heads of an attention that share keys and values; None where it varies."""
         heads, keys = (self.shape(leaf.name)[1] for leaf in record.args[:2])
-        assert isinstance(heads, int)
-        assert isinstance(keys, int)
-        return heads // keys
+        return heads // keys if isinstance(heads, int) and isinstance(keys, int) else None
 
     def _selected(self, name: str, wanted: Kept, reader: Record) -> str:
         """The name of what a reader needs of a value: the value, or a selection of it."""
@@ -323,212 +338,185 @@ class Compaction:
         return source.dtype if source is not None else self._given.dtypes[name]
 
 
-# -- what an operation needs of its operands ------------------------------------------------------------
+# -- the dimensions of operations ------------------------------------------------------------------------
 
-Rule = Callable[[Compaction, Record, Kept], Wants | None]
-"""What a record reads where these entries of its value are needed; None where it makes no fewer."""
-
-
-def _product(
-    whole: Compaction, kept: Kept, x: Any, weight: Any, bias: Any, inner: int, outer: int, rank: int
-) -> Wants | None:
-    """A product over the last dimension of x and dimension `inner` of a weight, and a bias."""
-    last = rank - 1
-    wants: dict[str, dict[int, tuple[int, ...]]] = {
-        x.name: {dim: entries for dim, entries in kept.items() if dim != last},
-        weight.name: {outer: kept[last]} if last in kept else {},
-    }
-    both = [whole.support(x.name, -1), whole.support(weight.name, inner)]
-    if some := [set(one) for one in both if one is not None]:
-        entries = tuple(sorted(set.intersection(*some)))
-        if entries:
-            wants[x.name][len(whole.shape(x.name)) - 1] = entries
-            wants[weight.name][inner] = entries
-    if isinstance(bias, Ref):
-        if len(whole.shape(bias.name)) != 1:
-            return None
-        wants[bias.name] = {0: kept[last]} if last in kept else {}
-    return wants if len(wants) == 2 + isinstance(bias, Ref) else None
+INNER = -1
+Label = int | tuple[int, int] | None
+"""Of a dimension of an operand: the value's dimension with the same entries; that and how many of its entries
+share one; `INNER` where it is summed over; None where all entries are needed."""
 
 
-def _linear(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    x, weight, *bias = record.args
-    if len(whole.shape(weight.name)) != 2:
-        return None
-    return _product(whole, kept, x, weight, bias[0] if bias else None, 1, 0, len(record.shape or ()))
+@dataclass(frozen=True)
+class Layout:
+    """The dimensions of what an operation reads, by those of its value; of other operands it needs all.
+
+    Along the dimensions of `whole`, all entries of the value are needed wherever any is.
+    """
+
+    operands: Mapping[str, tuple[Label, ...]]
+    whole: frozenset[int] = frozenset()
 
 
-def _addmm(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    bias, x, weight = record.args
-    return _product(whole, kept, x, weight, bias, 0, 1, 2)
+def _names(leaves: Iterable[Any]) -> list[str]:
+    return [leaf.name for leaf in leaves if isinstance(leaf, Ref)]
 
 
-def _matmul(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    x, y = (leaf.name for leaf in record.args)
-    rank = len(record.shape or ())
-    if x == y or {len(whole.shape(x)), len(whole.shape(y))} != {rank} or rank < 2:
-        if len(whole.shape(y)) == 2 and len(whole.shape(x)) == rank:
-            return _product(whole, kept, record.args[0], record.args[1], None, 0, 1, rank)
-        return None
-    found = _product(whole, kept, record.args[0], record.args[1], None, rank - 2, rank - 1, rank)
-    if found is None:
-        return None
-    lead = _aligned(whole, record, {dim: one for dim, one in kept.items() if dim < rank - 2}, [x, y])
-    if lead is None:
-        return None
-    rows = {rank - 2: kept[rank - 2]} if rank - 2 in kept else {}
-    inner = {rank - 1: found[x][rank - 1]} if rank - 1 in found[x] else {}
-    return {x: {**lead.get(x, {}), **rows, **inner}, y: {**lead.get(y, {}), **found[y]}}
-
-
-def _aligned(whole: Compaction, record: Record, kept: Kept, names: Sequence[str]) -> Wants | None:
-    """The entries of operands that are broadcast to the value's shape."""
-    found: dict[str, dict[int, tuple[int, ...]]] = {}
-    rank = len(record.shape or ())
+def _aligned(all_of: Compaction, record: Record, names: Iterable[str]) -> Layout:
+    """Operands that are broadcast to the value's shape."""
+    whole: set[int] = set()
+    found: dict[str, tuple[Label, ...]] = {}
+    value = record.shape or ()
     for name in names:
-        shape = whole.shape(name)
-        for dim, entries in kept.items():
-            own = dim - (rank - len(shape))
-            if own < 0 or shape[own] == 1:
-                continue
-            if shape[own] != (record.shape or ())[dim]:
-                return None
-            found.setdefault(name, {})[own] = entries
-    return found
+        shape = all_of.shape(name)
+        dims = range(len(value) - len(shape), len(value))
+        found[name] = tuple(None if size == 1 else dim for dim, size in zip(dims, shape, strict=True))
+        whole.update(dim for dim, size in zip(dims, shape, strict=True) if size not in (1, value[dim]))
+    return Layout(found, frozenset(whole))
 
 
-def _pointwise(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    names = [leaf.name for leaf in record.leaves() if isinstance(leaf, Ref)]
-    return _aligned(whole, record, kept, names)
+def _pointwise(all_of: Compaction, record: Record) -> Layout:
+    return _aligned(all_of, record, _names(record.leaves()))
 
 
-def _same(_: Compaction, record: Record, kept: Kept) -> Wants | None:
-    return {record.args[0].name: kept}
+def _first(all_of: Compaction, record: Record) -> Layout:
+    return _aligned(all_of, record, _names(record.args[:1]))
 
 
-def _reshape(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    name = record.args[0].name
-    found = through(record.shape or (), whole.shape(name), kept)
-    return None if found is None else {name: found}
+def _same(_: Compaction, record: Record) -> Layout:
+    return Layout({record.args[0].name: tuple(range(len(record.shape or ())))})
 
 
-def _move(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    name = record.args[0].name
-    moved = _moved(record, len(whole.shape(name)))
-    if moved is None or not kept.keys() <= moved.keys():
+def _product(all_of: Compaction, record: Record, x: Ref, weight: Ref, bias: Any, inner: int) -> Layout | None:
+    """A product over the last dimension of x and dimension `inner` of a matrix, and a bias."""
+    last = len(record.shape or ()) - 1
+    if len(all_of.shape(weight.name)) != 2 or len(all_of.shape(x.name)) != last + 1:
         return None
-    return {name: {moved[dim]: entries for dim, entries in kept.items()}}
+    found: dict[str, tuple[Label, ...]] = {
+        x.name: (*range(last), INNER),
+        weight.name: (last, INNER) if inner else (INNER, last),
+    }
+    if isinstance(bias, Ref):
+        if len(all_of.shape(bias.name)) != 1:
+            return None
+        found[bias.name] = (last,)
+    return Layout(found) if len(found) == 2 + isinstance(bias, Ref) else None
 
 
-def _moved(record: Record, rank: int) -> Mapping[int, int] | None:
-    """The dimension of the operand for each of the value's; None where that is no mere order of them."""
+def _linear(all_of: Compaction, record: Record) -> Layout | None:
+    x, weight, *bias = record.args
+    return _product(all_of, record, x, weight, bias[0] if bias else None, 1)
+
+
+def _addmm(all_of: Compaction, record: Record) -> Layout | None:
+    bias, x, weight = record.args
+    return _product(all_of, record, x, weight, bias, 0)
+
+
+def _matmul(all_of: Compaction, record: Record) -> Layout | None:
+    x, y = record.args
+    rank = len(record.shape or ())
+    if x == y or rank < 2 or {len(all_of.shape(x.name)), len(all_of.shape(y.name))} != {rank}:
+        return _product(all_of, record, x, y, None, 0)
+    lead = _aligned(all_of, record, (x.name, y.name))
+    before = {name: labels[: rank - 2] for name, labels in lead.operands.items()}
+    operands = {x.name: (*before[x.name], rank - 2, INNER), y.name: (*before[y.name], INNER, rank - 1)}
+    return Layout(operands, lead.whole - {rank - 2, rank - 1})
+
+
+def _move(all_of: Compaction, record: Record) -> Layout:
+    """The same dimensions in another order, and perhaps one more."""
+    name = record.args[0].name
+    rank = len(all_of.shape(name))
+    dims = list(range(rank))
     match record.op:
         case "transpose":
-            dims = list(range(rank))
             one, other = (dim % rank for dim in record.args[1:3])
             dims[one], dims[other] = other, one
         case "t":
-            dims = list(range(rank))[::-1]
+            dims.reverse()
         case "permute":
-            dims = [dim % rank for dim in record.args[1]]
+            order = [dim % rank for dim in record.args[1]]
+            dims = [order.index(dim) for dim in dims]
         case "unsqueeze":
             at = record.args[1] % (rank + 1)
-            return {dim: dim - (dim > at) for dim in range(rank + 1) if dim != at}
-        case _:
-            return None
-    return dict(enumerate(dims))
+            return Layout({name: tuple(dim + (dim >= at) for dim in dims)}, frozenset({at}))
+    return Layout({name: tuple(dims)})
 
 
-def _expand(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    return _aligned(whole, record, kept, [record.args[0].name])
-
-
-def _beside(_: Compaction, record: Record, kept: Kept) -> Wants | None:
+def _beside(_: Compaction, record: Record) -> Layout | None:
     """An operation along one dimension, which leaves the others apart."""
     rank = len(record.shape or ())
     at = 0 if record.op in {"cat", "stack"} else 1
-    dim = record.args[1] if len(record.args) > 1 else record.kwargs.get("dim", at and None)
-    if not isinstance(dim, int) or dim % rank in kept:
+    along = record.args[1] if len(record.args) > 1 else record.kwargs.get("dim", at and None)
+    if not isinstance(along, int):
         return None
-    return {leaf.name: kept for leaf in record.leaves() if isinstance(leaf, Ref)}
+    labels = tuple(None if dim == along % rank else dim for dim in range(rank))
+    return Layout(dict.fromkeys(_names(record.leaves()), labels), frozenset({along % rank}))
 
 
-def _normed(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
+def _normed(all_of: Compaction, record: Record) -> Layout | None:
     """A norm, or a mean that keeps its dimensions, over dimensions of which all entries stay."""
     rank, (first, *rest) = len(record.shape or ()), record.args
-    over, first = rest[0] if rest else None, first.name
-    if not isinstance(over, list | tuple) or len(whole.shape(first)) != rank:
+    over = rest[0] if rest else None
+    if not isinstance(over, list | tuple) or len(all_of.shape(first.name)) != rank:
         return None
     taken = {dim % rank for dim in over} if record.op == "mean" else range(rank - len(over), rank)
-    return None if any(dim in taken for dim in kept) else {first: kept}
+    return Layout({first.name: tuple(range(rank))}, frozenset(taken))
 
 
-def _attend(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
-    query, key, value = (leaf.name for leaf in record.args[:3])
+def _attend(all_of: Compaction, record: Record) -> Layout | None:
+    rank = len(record.shape or ())
+    names = _names(record.args[:3])
     mask = record.args[3] if len(record.args) > 3 else record.kwargs.get("attn_mask")
-    if len(record.shape or ()) != 4 or len({query, key, value}) != 3:
-        return {} if not kept else None
-    heads, keys = whole.shape(query)[1], whole.shape(key)[1]
-    if not kept.keys() <= {0, 1} or not isinstance(heads, int) or not isinstance(keys, int):
+    if rank != 4 or len(set(names)) != 3:
+        return Layout({}, frozenset(range(rank)))
+    shared = all_of.shared_heads(record)
+    if shared is None:
         return None
-    shared = heads // keys
-    found: dict[str, Kept] = {query: kept}
-    for name in (key, value):
-        groups = {1: tuple(sorted({head // shared for head in kept[1]}))} if 1 in kept else {}
-        found[name] = {**{dim: one for dim, one in kept.items() if dim == 0}, **groups}
-    if isinstance(mask, Ref):
-        wanted = _aligned(whole, record, kept, [mask.name])
-        if wanted is None:
-            return None
-        found |= wanted
-    return found
+    query, key, value = names
+    masked = _aligned(all_of, record, _names([mask])) if isinstance(mask, Ref) else Layout({})
+    others = dict.fromkeys((key, value), (0, (1, shared), None, None))
+    return Layout({query: (0, 1, None, None), **others, **masked.operands}, masked.whole | {2, 3})
 
 
-def _embed(_: Compaction, record: Record, kept: Kept) -> Wants | None:
+def _embed(_: Compaction, record: Record) -> Layout | None:
     table, ids = record.args[:2]
     last = len(record.shape or ()) - 1
     if not isinstance(table, Ref) or not isinstance(ids, Ref):
         return None
-    rows = {dim: entries for dim, entries in kept.items() if dim != last}
-    return {table.name: {1: kept[last]} if last in kept else {}, ids.name: rows}
+    return Layout({table.name: (None, last), ids.name: tuple(range(last))})
 
 
-def _convolve(whole: Compaction, record: Record, kept: Kept) -> Wants | None:
+def _convolve(all_of: Compaction, record: Record) -> Layout | None:
     x, weight, *rest = record.args
-    bias = rest[0] if rest else None
     groups = record.args[6] if len(record.args) > 6 else record.kwargs.get("groups", 1)
-    if groups != 1 or not kept.keys() <= {0, 1} or len(whole.shape(x.name)) != len(whole.shape(weight.name)):
+    rank = len(record.shape or ())
+    if groups != 1 or {len(all_of.shape(x.name)), len(all_of.shape(weight.name))} != {rank}:
         return None
-    found: dict[str, dict[int, tuple[int, ...]]] = {
-        x.name: {dim: entries for dim, entries in kept.items() if dim == 0},
-        weight.name: {0: kept[1]} if 1 in kept else {},
-    }
-    if entries := whole.support(x.name, 1):
-        found[x.name][1] = found[weight.name][1] = entries
-    if isinstance(bias, Ref):
-        found[bias.name] = {0: kept[1]} if 1 in kept else {}
-    return found
+    beyond: tuple[Label, ...] = (None,) * (rank - 2)
+    found = {x.name: (0, INNER, *beyond), weight.name: (1, INNER, *beyond)}
+    if rest and isinstance(rest[0], Ref):
+        found[rest[0].name] = (1,)
+    return Layout(found, frozenset(range(2, rank)))
 
 
-def _channels(_: Compaction, record: Record, kept: Kept) -> Wants | None:
-    if not kept.keys() <= {0, 1}:
-        return None
-    first, *others = [leaf.name for leaf in record.leaves() if isinstance(leaf, Ref)]
-    own = {name: {0: kept[1]} for name in others} if 1 in kept else {}
-    return {first: kept, **own}
+def _channels(_: Compaction, record: Record) -> Layout:
+    first, *others = _names(record.leaves())
+    rank = len(record.shape or ())
+    found: dict[str, tuple[Label, ...]] = dict.fromkeys(others, (1,))
+    return Layout({**found, first: (0, 1, *(None,) * (rank - 2))}, frozenset(range(2, rank)))
 
 
-_RULES: Mapping[str, Rule] = {
+_LAYOUTS: Mapping[str, Callable[[Compaction, Record], Layout | None]] = {
+    **dict.fromkeys(POINTWISE, _pointwise),
     "linear": _linear,
     "addmm": _addmm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
     **dict.fromkeys(SAME, _same),
-    **dict.fromkeys(RESHAPES, _reshape),
-    **dict.fromkeys(("transpose", "t", "permute", "unsqueeze"), _move),
-    "expand": _expand,
+    **dict.fromkeys(MOVES, _move),
+    "expand": _first,
     **dict.fromkeys(("slice", "cat", "softmax", "_softmax", "log_softmax", "narrow"), _beside),
     **dict.fromkeys(("mean", "layer_norm", "rms_norm"), _normed),
-    "flatten": _reshape,
     "scaled_dot_product_attention": _attend,
     "embedding": _embed,
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolve),

@@ -16,10 +16,10 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,69 +66,27 @@ class NotKeptError(Exception):
     """A program cannot be kept, or an entry does not give one; the reason is for developers."""
 
 
-# -- expressions, operations, templates as JSON ----------------------------------------------
+# -- values as JSON --------------------------------------------------------------------------
+# Plain values and lists stand for themselves. Any other value is a row [kind, *parts] of a table, behind the
+# rows of its parts, and {"row": its number} wherever it is: once, for many layers have few shapes and paths.
 
-_EXPRESSIONS: dict[str, Any] = {
-    one: getattr(sympy, one)
-    for one in ("Add", "Mul", "Pow", "Max", "Min", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not")
-} | {
-    f"torch.{name}": kind
-    for name, kind in vars(torch_sizes).items()
-    if isinstance(kind, type) and issubclass(kind, sympy.Basic) and kind.__module__ == torch_sizes.__name__
+_FUNCTIONS = {
+    f"operator.{one}": getattr(operator, one)
+    for one in ("getitem", "add", "sub", "mul", "floordiv", "mod", "neg")
 }
-_EXPRESSION_NAMES = {kind: name for name, kind in _EXPRESSIONS.items()}
-_PLAIN_FUNCTIONS = {f"operator.{one}": getattr(operator, one) for one in ("getitem", "add", "sub", "mul")}
-_PLAIN_FUNCTIONS |= {f"operator.{one}": getattr(operator, one) for one in ("floordiv", "mod", "neg")}
 
 
-def _expression(size: Any) -> Any:
-    if isinstance(size, int):
-        return size
-    if size in {sympy.true, sympy.false}:
-        return bool(size)
-    if isinstance(size, sympy.Integer):
-        return ["Integer", int(size)]
-    if isinstance(size, sympy.Rational):
-        return ["Rational", int(size.p), int(size.q)]
-    if isinstance(size, sympy.Symbol):
-        known = {name: is_so for name, is_so in size.assumptions0.items() if is_so is not None}
-        return ["Symbol", str(size), known]
-    if (name := _EXPRESSION_NAMES.get(type(size))) is None:
-        raise NotKeptError(f"sizes with {type(size).__name__}")
-    return [name, *map(_expression, size.args)]
-
-
-def _size(found: Any) -> Any:
-    if isinstance(found, int):
-        return sympy.true if found is True else sympy.false if found is False else found
-    name, *args = found
-    match name:
-        case "Integer":
-            return sympy.Integer(int(args[0]))
-        case "Rational":
-            return sympy.Rational(int(args[0]), int(args[1]))
-        case "Symbol":
-            if not (str(args[0]).isascii() and str(args[0]).isidentifier()):
-                raise NotKeptError("a symbol without a name")
-            return sympy.Symbol(str(args[0]), **{str(one): bool(is_so) for one, is_so in args[1].items()})
-        case _:
-            return _EXPRESSIONS[name](*map(_size, args))
-
-
-def _operation(target: Any) -> Any:
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return str(target)
-    if isinstance(target, WriteThrough):
-        has_views = target.__name__ == str(getattr(target.target, "overloadpacket", target.target).__name__)
-        return [_operation(target.target), target.position, has_views]
-    named = next((name for name, function in _PLAIN_FUNCTIONS.items() if function is target), None)
-    if named is None:
+def _operation(target: Any) -> str:
+    named = next((name for name, function in _FUNCTIONS.items() if function is target), None)
+    if named is None and not (isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"):
         raise NotKeptError(f"the operation {target}")
-    return named
+    return named or str(target)
 
 
 @cache
-def _aten(name: str) -> Any:
+def _target(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
     space, packet, overload = name.split(".")
     found = getattr(getattr(torch.ops.aten, packet), overload) if space == "aten" else None
     if not isinstance(found, torch._ops.OpOverload):
@@ -136,148 +94,148 @@ def _aten(name: str) -> Any:
     return found
 
 
-def _target(found: Any) -> Any:
-    if isinstance(found, list):
-        return WriteThrough(_target(found[0]), int(found[1]), has_views=bool(found[2]))
-    return _PLAIN_FUNCTIONS.get(found) or _aten(str(found))
+def _written(write: WriteThrough) -> list[Any]:
+    packet = getattr(write.target, "overloadpacket", write.target)
+    return [write.target, write.position, write.__name__ == str(packet.__name__)]
 
 
-_NAMED = {torch.dtype: "dtype", torch.memory_format: "format", torch.layout: "layout"}
+def _symbol(name: str, assumptions: Mapping[str, bool]) -> Any:
+    if not (name.isascii() and name.isidentifier()):
+        raise NotKeptError("a symbol without a name")
+    return sympy.Symbol(name, **{str(one): bool(is_so) for one, is_so in assumptions.items()})
 
 
-def _template(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | str() if type(value) in {type(None), bool, int, str}:
-            return value
-        case float() if type(value) is float:
-            return value if math.isfinite(value) else {"float": str(value)}
-        case Ref(name):
-            return {"ref": name}
-        case SizeRef(index):
-            return {"size": index}
-        case tuple() if type(value) is tuple:
-            return {"tuple": [_template(one) for one in value]}
-        case list() if type(value) is list:
-            return [_template(one) for one in value]
-        case dict() if type(value) is dict:
-            return {"dict": [[_template(name), _template(one)] for name, one in value.items()]}
-        case slice():
-            return {"slice": [_template(one) for one in (value.start, value.stop, value.step)]}
-        case torch.device():
-            return {"device": str(value)}
-        case torch._ops.OpOverload():
-            return {"op": _operation(value)}
-    if (kind := _NAMED.get(type(value))) is not None:
-        return {kind: str(value).removeprefix("torch.")}
-    raise NotKeptError(f"an argument that is a {type(value).__name__}")
+def _assumptions(symbol: Any) -> dict[str, bool]:
+    return {name: is_so for name, is_so in symbol.assumptions0.items() if is_so is not None}
 
 
-def _filled(found: Any) -> Any:
-    if isinstance(found, list):
-        return [_filled(one) for one in found]
-    if not isinstance(found, dict):
-        return found
-    ((kind, value),) = found.items()
-    match kind:
-        case "ref":
-            return Ref(value)
-        case "size":
-            return SizeRef(value)
-        case "tuple":
-            return tuple([_filled(one) for one in value])
-        case "dict":
-            return {_filled(name): _filled(one) for name, one in value}
-        case "slice":
-            return slice(*map(_filled, value))
-        case "device":
-            return torch.device(value)
-        case "op":
-            return _target(value)
-        case "float":
-            return float(value)
-    expected = next(one for one, name in _NAMED.items() if name == kind)
-    named = getattr(torch, value)
-    if not isinstance(named, expected):
-        raise NotKeptError(f"no {kind} {value}")
-    return named
+def _sizes(symbols: Mapping[str, Any], expressions: Sequence[Any], relations: Sequence[Any]) -> SizeTable:
+    if not all(one.isascii() and one.isidentifier() for one in symbols):
+        raise NotKeptError("a symbol without a name")
+    table = SizeTable()
+    table.__setstate__({"symbols": symbols, "expressions": expressions, "relations": relations})
+    return table
 
 
-# -- programs --------------------------------------------------------------------------------
+def _of_torch(name: str, kind: type) -> Any:
+    found = getattr(torch, name)
+    if not isinstance(found, kind):
+        raise NotKeptError(f"no {kind.__name__} {name}")
+    return found
 
 
-class _Table:
-    """Values by number, each once: a program of many layers has few shapes, and few paths of modules."""
+def _fields_of(value: Any) -> list[Any]:
+    return [getattr(value, one.name) for one in fields(value) if one.init]
 
-    def __init__(self) -> None:
+
+_Kind = tuple[type, Callable[[Any], Iterable[Any]], Callable[..., Any]]
+"""A class, the parts of a value of it, and what makes one of parts."""
+
+_KINDS: dict[str, _Kind] = {
+    "tuple": (tuple, list, lambda *parts: parts),
+    "dict": (dict, lambda value: map(list, value.items()), lambda *pairs: dict(pairs)),
+    "frozenset": (frozenset, sorted, lambda *parts: frozenset(parts)),
+    "float": (float, lambda value: [str(value)], float),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step], slice),
+    "device": (torch.device, lambda value: [str(value)], torch.device),
+    "op": (torch._ops.OpOverload, lambda value: [_operation(value)], _target),
+    "function": (type(len), lambda value: [_operation(value)], _target),
+    "write": (
+        WriteThrough,
+        _written,
+        lambda target, position, has_views: WriteThrough(target, position, has_views=has_views),
+    ),
+    "spec": (LazySpec, lambda value: [str(value), value.text], LazySpec),
+    "sizes": (SizeTable, lambda value: value.__getstate__().values(), _sizes),
+    "symbol": (sympy.Symbol, lambda value: [str(value), _assumptions(value)], _symbol),
+    "integer": (sympy.Integer, lambda value: [int(value)], sympy.Integer),
+    "rational": (sympy.Rational, lambda value: [int(value.p), int(value.q)], sympy.Rational),
+    "truth": (type(sympy.true), lambda value: [bool(value)], lambda value: sympy.true & value),
+}
+_kind: Any
+for _kind in (torch.dtype, torch.memory_format, torch.layout):
+    _KINDS[_kind.__name__] = (_kind, lambda value: [str(value)[6:]], partial(_of_torch, kind=_kind))
+for _kind in (Dimensions, Input, ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source):
+    _KINDS[_kind.__name__] = _kind, _fields_of, _kind
+for _name in ("Add", "Mul", "Pow", "Max", "Min", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And", "Or", "Not"):
+    _KINDS[f"sympy.{_name}"] = getattr(sympy, _name), lambda value: value.args, getattr(sympy, _name)
+for _name, _kind in vars(torch_sizes).items():
+    if (
+        isinstance(_kind, type)
+        and issubclass(_kind, sympy.Basic)
+        and _kind.__module__ == torch_sizes.__name__
+    ):
+        _KINDS[f"torch.{_name}"] = _kind, lambda value: value.args, _kind
+_NAMES = {kind: name for name, (kind, _, _) in _KINDS.items()}
+_NAMES[type(sympy.false)] = "truth"
+
+
+class _Writer:
+    """Writes values as JSON; `tensor` returns the parts of one."""
+
+    def __init__(self, tensor: Callable[[Tensor], Sequence[Any]] | None = None) -> None:
         self.rows: list[Any] = []
         self._numbers: dict[str, int] = {}
+        self._tensor = tensor
 
-    def number(self, row: Any) -> int:
+    def put(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind in {bool, int, str} or (kind is float and math.isfinite(value)):
+            return value
+        if kind is list:
+            return list(map(self.put, value))
+        if isinstance(value, sympy.Rational):  # zero, one and a half have classes of their own
+            kind = sympy.Integer if value.is_Integer else sympy.Rational
+        if isinstance(value, Tensor) and self._tensor is not None:
+            row = ["tensor", *map(self.put, self._tensor(value))]
+        elif kind in _NAMES:
+            row = [_NAMES[kind], *map(self.put, _KINDS[_NAMES[kind]][1](value))]
+        else:
+            raise NotKeptError(f"a {kind.__name__}")
         key = json.dumps(row)
         if key not in self._numbers:
             self._numbers[key] = len(self.rows)
             self.rows.append(row)
-        return self._numbers[key]
+        return {"row": self._numbers[key]}
+
+
+def _read_rows(rows: Iterable[Any], tensor: Callable[..., Tensor]) -> Any:
+    """Return the value of the last row; `tensor` makes one of its parts."""
+    made: list[Any] = []
+
+    def value(found: Any) -> Any:
+        if type(found) is dict:
+            return made[found["row"]]
+        return list(map(value, found)) if type(found) is list else found
+
+    for kind, *parts in rows:
+        read = tensor if kind == "tensor" else _KINDS[kind][2]
+        made.append(read(*map(value, parts)))
+    return made[-1]
 
 
 def encoded(program: Program, is_own: Callable[[Source], bool]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a program as JSON has it, and the constants that no module has: those that are not `is_own`."""
-    shapes, calls = _Table(), _Table()
-
-    def shape(found: Sequence[Any] | None) -> int | None:
-        return None if found is None else shapes.number([_expression(size) for size in found])
-
-    def call(one: ModuleCall) -> int:
-        return calls.number([one.path, one.call])
-
-    def form(dtype: torch.dtype | None, device: torch.device | None) -> list[Any]:
-        return [None if dtype is None else str(dtype)[6:], None if device is None else str(device)]
-
-    records = [
-        [
-            *(one.name, _operation(one.target), _template(one.args)["tuple"]),
-            [[name, _template(value)] for name, value in one.kwargs.items()],
-            *([call(module) for module in one.modules], shape(one.shape), *form(one.dtype, one.device)),
-        ]
-        for one in program.records
-    ]
+    sources = {id(one.value): one for one in program.sources}
     kept = [one for one in program.sources if not is_own(one)]
     if sum(one.value.nbytes for one in kept) > MOST_CONSTANTS:
         raise NotKeptError("constants of many bytes")
-    sources = [
-        [
-            *(one.name, one.is_parameter, one.aliases, is_own(one), one.value.requires_grad),
-            *(list(one.value.shape), list(one.value.stride()), *form(one.value.dtype, one.value.device)),
-        ]
-        for one in program.sources
-    ]
-    ports = [
-        [call(one.call), one.type_name, one.inputs, one.outputs, one.paths, one.hidden]
-        for one in program.ports
-    ]
+
+    def tensor(value: Tensor) -> list[Any]:
+        if id(value) not in sources:
+            raise NotKeptError("a tensor that is no source")
+        one = sources[id(value)]
+        form = [value.requires_grad, list(value.shape), list(value.stride()), value.dtype, value.device]
+        return [one.name, is_own(one), *form]
+
     spec = program.output_spec
-    table = program.sizes.__getstate__()
-    found = {
-        "records": records,
-        "sources": sources,
-        "inputs": [[i.name, shape(i.shape), *form(i.dtype, i.device)] for i in program.inputs],
-        "outputs": _template(program.outputs),
-        "spec": [str(spec), spec.text if isinstance(spec, LazySpec) else pytree.treespec_dumps(spec)],
-        "symbols": table["symbols"],
-        "expressions": [_expression(one) for one in table["expressions"]],
-        "relations": [_expression(one) for one in table["relations"]],
-        "ports": ports,
-        "name": program.module_name,
-        "written": program.written,
-        "dimensions": [
-            *(sorted(program.dimensions.batch), sorted(program.dimensions.positions)),
-            *(program.dimensions.is_unbatched, program.dimensions.doubt),
-        ],
-        "shapes": shapes.rows,
-        "calls": calls.rows,
-    }
-    tensors = {one.name: one.value.detach().cpu().contiguous().clone() for one in kept}
-    return found, tensors
+    writer = _Writer(tensor)
+    if not isinstance(spec, LazySpec):
+        program = replace(program, output_spec=LazySpec(str(spec), pytree.treespec_dumps(spec)))
+    writer.put(program)
+    weights = {one.name: [is_own(one), one.is_parameter, one.value.requires_grad] for one in program.sources}
+    found = {"rows": writer.rows, "weights": weights, "name": program.module_name}
+    return found, {one.name: one.value.detach().cpu().contiguous().clone() for one in kept}
 
 
 def decoded(found: Mapping[str, Any], own: Value, kept: Mapping[str, Tensor]) -> Program:
@@ -285,76 +243,21 @@ def decoded(found: Mapping[str, Any], own: Value, kept: Mapping[str, Tensor]) ->
 
     Raises NotKeptError where these have another dtype, shape or device than they had.
     """
-    shapes = [tuple(map(_size, row)) for row in found["shapes"]]
-    calls = [ModuleCall(path, number) for path, number in found["calls"]]
-    modules: dict[tuple[int, ...], tuple[ModuleCall, ...]] = {}
 
-    def shape(number: int | None) -> Any:
-        return None if number is None else shapes[number]
-
-    def under(numbers: Sequence[int]) -> tuple[ModuleCall, ...]:
-        key = tuple(numbers)
-        if key not in modules:
-            modules[key] = tuple(calls[number] for number in key)
-        return modules[key]
-
-    records = tuple(
-        Record(
-            *(name, _target(target), tuple(map(_filled, args))),
-            {argument: _filled(value) for argument, value in kwargs},
-            *(under(numbers), shape(of), _dtype(dtype), _device(device)),
-        )
-        for name, target, args, kwargs, numbers, of, dtype, device in found["records"]
-    )
-    sources = []
-    for name, is_parameter, aliases, is_own, has_gradient, sizes, strides, dtype, device in found["sources"]:
-        value = own(name) if is_own else kept[name].to(_device(device))
-        same = isinstance(value, Tensor) and (value.dtype, value.device) == (_dtype(dtype), _device(device))
-        if not same or list(value.shape) != sizes or list(value.stride()) != strides:
+    def tensor(name: str, is_own: bool, has_gradient: bool, *form: Any) -> Tensor:
+        value = own(name) if is_own else kept[name].to(form[-1])
+        if not isinstance(value, Tensor) or form != (
+            *(list(value.shape), list(value.stride()), value.dtype, value.device),
+        ):
             raise NotKeptError(f"{name} is another kind of tensor")
         if value.requires_grad != has_gradient:
             raise NotKeptError(f"{name} is not trained as it was")
-        sources.append(Source(name, value, is_parameter, tuple(aliases)))
-    sizes = SizeTable()
-    sizes.__setstate__(
-        {
-            "symbols": {str(one): (str(of), int(dim)) for one, (of, dim) in found["symbols"].items()},
-            "expressions": [_size(one) for one in found["expressions"]],
-            "relations": [_size(one) for one in found["relations"]],
-        }
-    )
-    if not all(one.isascii() and one.isidentifier() for one in sizes.symbols):
-        raise NotKeptError("a symbol without a name")
-    ports = tuple(
-        ModulePort(calls[number], kind, tuple(inputs), tuple(outputs), tuple(paths), hidden)
-        for number, kind, inputs, outputs, paths, hidden in found["ports"]
-    )
-    batch, positions, is_unbatched, doubt = found["dimensions"]
-    return Program(
-        records,
-        tuple(sources),
-        tuple(
-            Input(n, shape(of), _dtype(dtype), _device(device)) for n, of, dtype, device in found["inputs"]
-        ),
-        _filled(found["outputs"]),
-        LazySpec(*found["spec"]),
-        sizes,
-        ports,
-        found["name"],
-        tuple(found["written"]),
-        Dimensions(frozenset(batch), frozenset(positions), is_unbatched, doubt),
-    )
+        return value
 
-
-def _dtype(name: str | None) -> Any:
-    found = None if name is None else getattr(torch, name)
-    if not isinstance(found, torch.dtype | None):
-        raise NotKeptError(f"no dtype {name}")
-    return found
-
-
-def _device(name: str | None) -> Any:
-    return None if name is None else torch.device(name)
+    program = _read_rows(found["rows"], tensor)
+    if not isinstance(program, Program):
+        raise NotKeptError("no program")
+    return program
 
 
 # -- how it is called ------------------------------------------------------------------------
@@ -408,6 +311,7 @@ def example_key(call: Call, limits: Sequence[int]) -> str:
     named, spec = call.leaves()
     sizes: dict[int, int] = {1: -1}
     rows: list[Any] = [str(spec)]
+    writer = _Writer()
     for name, value in named:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided or value.is_nested:
@@ -418,7 +322,8 @@ def example_key(call: Call, limits: Sequence[int]) -> str:
             ]
             rows.append([name, str(value.dtype), str(value.device), value.requires_grad, dims])
         else:
-            rows.append([name, json.dumps(_template(value))])
+            rows.append([name, writer.put(value)])
+    rows.append(writer.rows)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
@@ -488,7 +393,7 @@ class Entry:
     @property
     def needs_module(self) -> bool:
         """True if the module has to be built, for not all tensors lie in files, or Python has changed it."""
-        own = [source[0] for source in self.found["program"]["sources"] if source[3]]
+        own = [name for name, (is_own, *_) in self.found["program"]["weights"].items() if is_own]
         held = {*self.found["files"], *self.tensors}
         if not held.issuperset(own) or not set(self.found["names"]).issuperset(own):
             return True
@@ -507,12 +412,11 @@ class Entry:
         """The tensors of a module that is not built, from the weights files and the entry."""
 
         def value(name: str) -> Any:
-            _, is_parameter, _, _, has_gradient, *_ = rows[name]
+            _, is_parameter, has_gradient = weights[name]
             held = (mapped if name in files else self.tensors)[name].to(device)
             return nn.Parameter(held, requires_grad=has_gradient) if is_parameter else held
 
-        rows = {row[0]: row for row in self.found["program"]["sources"]}
-        files = set(self.found["files"])
+        weights, files = self.found["program"]["weights"], set(self.found["files"])
         return value
 
 
@@ -578,7 +482,7 @@ class Shelf:
                 raise NotKeptError("a weight by another name")
             found, tensors = encoded(program, lambda one: own(one.name) is one.value)
             again = decoded(json.loads(json.dumps(found)), own, tensors)
-            if not _agree(program, again):
+            if encoded(again, lambda one: one.name not in tensors)[0] != found:
                 return
             in_files = self._in_files(program)
             beside = [one for one in program.sources if one.name not in in_files and one.name not in tensors]
@@ -647,22 +551,6 @@ def put_tensor(module: nn.Module, path: str, value: Tensor) -> None:
             "since. Load the model again."
         )
     table[last] = value
-
-
-def _agree(one: Program, other: Program) -> bool:
-    """True if two programs are equal, but for constants that were copied."""
-    for mine, theirs in zip(one.sources, other.sources, strict=True):
-        is_same = mine.value is theirs.value or bitwise_same(mine.value.detach(), theirs.value.detach())
-        # Tensors are left out: dataclasses compare them by ==, which says nothing of a tensor as a whole.
-        said = [
-            {f.name: getattr(of, f.name) for f in fields(of) if f.name != "value"} for of in (mine, theirs)
-        ]
-        if not is_same or said[0] != said[1]:
-            return False
-    left, right = ({f.name: getattr(of, f.name) for f in fields(Program)} for of in (one, other))
-    for held, of in ((left, one), (right, other)):
-        held |= {"sources": None, "output_spec": str(of.output_spec), "sizes": of.sizes.__getstate__()}
-    return left == right
 
 
 def _stamp(module: str) -> list[Any] | None:

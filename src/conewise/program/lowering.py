@@ -116,6 +116,16 @@ def functional_twin(node: fx.Node, position: int) -> Callable[..., Any] | None:
     return twin if isinstance(twin, torch._ops.OpOverload) else None
 
 
+_TWINS = frozenset(
+    {
+        "add_", "sub_", "mul_", "div_", "relu_", "gelu_", "silu_", "sigmoid_", "tanh_", "exp_", "neg_",
+        "clamp_", "clamp_min_", "clamp_max_", "masked_fill_", "index_put_", "index_add_", "index_copy_",
+        "index_fill_", "scatter_", "scatter_add_", "leaky_relu_", "elu_", "hardtanh_", "hardswish_", "sqrt_",
+        "rsqrt_", "pow_",
+    }
+)  # fmt: skip
+
+
 class WriteThrough:
     """A new root: a copy of the old one, written to through views of it by `target`.
 
@@ -143,40 +153,6 @@ class WriteThrough:
             value = target(value, *step_args, **step_kwargs)
         self.target(*args[: self.position], value, *args[self.position :], **kwargs)
         return fresh
-
-
-_TWINS = frozenset(
-    {
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "relu_",
-        "gelu_",
-        "silu_",
-        "sigmoid_",
-        "tanh_",
-        "exp_",
-        "neg_",
-        "clamp_",
-        "clamp_min_",
-        "clamp_max_",
-        "masked_fill_",
-        "index_put_",
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "scatter_",
-        "scatter_add_",
-        "leaky_relu_",
-        "elu_",
-        "hardtanh_",
-        "hardswish_",
-        "sqrt_",
-        "rsqrt_",
-        "pow_",
-    }
-)
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[object, ...]:

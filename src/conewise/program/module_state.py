@@ -88,12 +88,12 @@ class ModuleState:
 
     def expect_captured(self) -> None:
         """Raise ModuleChangedError, and name what changed, where the module now computes something else."""
-        if not self._is_untouched():
+        if not self.is_untouched():
             self._expect_same_program()
 
     @one_module()  # another thread may run the module with hooks, or trace it
     def _expect_same_program(self) -> None:
-        if self._is_untouched():
+        if self.is_untouched():
             return
         changes = self._changes()
         # Tracing takes long, and it calls hooks, which may keep what they are given.
@@ -108,7 +108,7 @@ class ModuleState:
 
     def expect_stateless(self) -> None:
         """Raise CaptureError where a forward of the module has changed what the next one computes."""
-        changes = {} if self._is_untouched() else self._changes()
+        changes = {} if self.is_untouched() else self._changes()
         if changes and not self._is_same(changes):
             raise CaptureError(
                 f"{self._name} computes something else each time that it runs, since its forward changes "
@@ -145,7 +145,7 @@ class ModuleState:
         known = map(dict.get, *self._globals)
         return chain((torch.get_default_dtype(),), map(type, self._parts), known, read, every)
 
-    def _is_untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """True if every object is the very same: a quick look, before each job and at each reading."""
         if any(self._empty) or list(map(len, self._views)) != self._lengths:
             return False
@@ -161,9 +161,13 @@ class Unbuilt:
     def __init__(self, build: Callable[[], object]) -> None:
         self._build, self._dtype = build, torch.get_default_dtype()
 
+    def is_untouched(self) -> bool:
+        """True if no setting changed that the module may follow."""
+        return torch.get_default_dtype() == self._dtype and not is_hooked_everywhere()
+
     def expect_captured(self) -> None:
         """Build the module where a setting changed that it may follow; then it is looked at itself."""
-        if torch.get_default_dtype() != self._dtype or is_hooked_everywhere():
+        if not self.is_untouched():
             self._build()
 
     def expect_stateless(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,33 +43,25 @@ _BLOCK = {"cpu": 1 << 17}
 _LARGE_BLOCK = 1 << 21
 
 
-class Sums(Sequence[int]):
+class Sums:
     """A number for each weight: equal ones mean equal bits.
 
     Where they are made on a GPU, they are fetched from there when they are first looked at.
     """
 
-    __slots__ = ("_fetch", "_numbers")
-
     def __init__(self, numbers: Sequence[int] | Callable[[], Sequence[int]]) -> None:
-        self._fetch = numbers if callable(numbers) else None
-        self._numbers: tuple[int, ...] = () if callable(numbers) else tuple(numbers)
+        self._numbers = numbers
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers themselves. Waits for the device that makes them."""
-        if self._fetch is not None:
-            self._numbers, self._fetch = tuple(self._fetch()), None
+        self._numbers = tuple(self._numbers() if callable(self._numbers) else self._numbers)
         return self._numbers
 
-    def __len__(self) -> int:
-        return len(self.numbers)
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
 
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+    def __getitem__(self, place: int) -> int:
         return self.numbers[place]
 
     def __eq__(self, other: object) -> bool:
@@ -121,7 +113,7 @@ class Weights:
         self._module, self._state = module, state
         # A constant that export lifted out of the code has no name in the module.
         self._paths = [(path, n) for path, n in self._all_paths if _at(module, path) is self._tensors[n]]
-        self._holders = _Holders(module, [(path, self._tensors[n]) for path, n in self._paths])
+        self._are_replaced = False  # by others of the same bits, which may be written to
 
     @property
     def are_on_gpu(self) -> bool:
@@ -187,9 +179,7 @@ class Weights:
         Whoever works with it reads all bits afterwards: where they are these, they were these all the while.
         What kinds of tensors they are is looked at then too.
         """
-        if not self._holders.are_the_same():
-            self.expect_captured()
-        self._state.expect_captured()
+        self._expect_untouched()
         known = self._known
         return known if known is not None and known.writes == self.writes() else None
 
@@ -204,18 +194,20 @@ class Weights:
 
         Raises ModuleChangedError where anything else of it changed what it computes.
         """
-        self._expect_tensors()
-        self._state.expect_captured()
-
-    def _expect_tensors(self) -> None:
         self._expect_forms()
-        if not self._holders.are_the_same():
+        self._expect_untouched()
+
+    def _expect_untouched(self) -> None:
+        if self._are_replaced or not self._state.is_untouched():
             self._expect_same_tensors()
+            self._state.expect_captured()
 
     @one_module()  # a thread that traces the module has other tensors in it meanwhile
     def _expect_same_tensors(self) -> None:
-        for path, number in self._paths:
-            now, captured = _at(self._module, path), self._tensors[number]
+        found = [(path, _at(self._module, path), number) for path, number in self._paths]
+        self._are_replaced = any(now is not self._tensors[number] for _, now, number in found)
+        for path, now, number in found if self._are_replaced else ():
+            captured = self._tensors[number]
             if now is captured:
                 continue
             if not isinstance(now, Tensor):
@@ -261,41 +253,6 @@ _CAPTURE_AGAIN = "Capture the module again: `cw.capture(module, ...)`."
 def bits_of(values: Sequence[object]) -> Sums:
     """The sum over all bits of each of these values; 0 for what is no tensor."""
     return _Reader([value if isinstance(value, Tensor) else _NOTHING for value in values]).read()
-
-
-class _Holders:
-    """The places where a module holds its tensors: a look at each, without a walk along each path."""
-
-    def __init__(self, module: nn.Module | None, paths: Sequence[tuple[str, Tensor]]) -> None:
-        self._entries: dict[tuple[int, str], tuple[dict[str, object], str, object]] = {}
-        self._is_known = all(self._add(module, path.split("."), tensor) for path, tensor in paths)
-        # By column: a look is taken at every job, and in C.
-        self._tables = [table for table, _, _ in self._entries.values()]
-        self._names = [name for _, name, _ in self._entries.values()]
-        self._held = [held for _, _, held in self._entries.values()]
-
-    def _add(self, owner: Any, path: Sequence[str], tensor: Tensor) -> bool:
-        """True if all of a path leads through modules."""
-        *steps, last = path
-        for step in steps:
-            child = owner.__dict__["_modules"].get(step)
-            if not isinstance(child, nn.Module):
-                return False
-            self._note(owner, "_modules", step, child)
-            owner = child
-        kind = "_parameters" if last in owner.__dict__["_parameters"] else "_buffers"
-        self._note(owner, kind, last, tensor)
-        return owner.__dict__[kind].get(last) is tensor
-
-    def _note(self, owner: nn.Module, kind: str, name: str, held: object) -> None:
-        """A table of a module, and what it holds by that name."""
-        for table, key, value in ((vars(owner), kind, vars(owner)[kind]), (vars(owner)[kind], name, held)):
-            self._entries[id(table), key] = table, key, value
-
-    def are_the_same(self) -> bool:
-        """True if the module holds the very tensors that it held; False where it has to be looked for."""
-        now = map(dict.get, self._tables, self._names)
-        return self._is_known and all(map(operator.is_, now, self._held))
 
 
 class _Reader:
