@@ -1,7 +1,7 @@
 """`python -m benchmarks.split_products`: float32 products in bfloat16 parts on a CUDA device; torch alone.
 
-Times products of the shapes of a sweep in float32, in TF32, in bfloat16 and in parts, arranged in several
-ways, splitting included, and measures their errors against float64. Then it finds which blocks are
+Times products of the shapes of a sweep in float32, in TF32, in bfloat16 and in parts, splitting included,
+and measures their errors against float64. Then it finds which blocks are
 best, and from how many rows on parts are faster, beside what `split_pays` predicts. `--quick` leaves out the
 largest shapes.
 """
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from conewise.program import split_products
 from conewise.program.split_products import (
-    IN_ONE,
-    IN_THREE,
-    IN_TWO,
+    LEFT,
     SplitWeight,
     split,
     split_by_operations,
@@ -32,7 +30,6 @@ from conewise.program.tensors import multiplying
 from conewise.sweeps.planning.costs import split_pays
 
 DEVICE = torch.device("cuda")
-ARRANGEMENTS = {"in_one": IN_ONE, "in_two": IN_TWO, "in_three": IN_THREE}
 WIDTHS = [(768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024), (4096, 16384)]
 ROWS = [20 * 156, 128 * 408]
 SEEN = 512
@@ -54,8 +51,8 @@ def milliseconds(action: Callable[[], Any], rounds: int = 9) -> float:
     return statistics.median(times)
 
 
-def parts_of(weight: Tensor, name: str) -> SplitWeight:
-    found = split_weight(weight, ARRANGEMENTS[name])
+def parts_of(weight: Tensor) -> SplitWeight:
+    found = split_weight(weight)
     assert found is not None
     return found
 
@@ -80,13 +77,12 @@ def measure(rows: int, inner: int, columns: int, *, linear: bool) -> dict[str, A
     weight = torch.randn((columns, inner) if linear else (inner, columns), device=DEVICE) / inner**0.5
     weight = weight.t() if linear else weight
     exact = value[:SEEN].double() @ weight.double()
+    parts = parts_of(weight)
     ways: dict[str, Callable[[], Tensor]] = {
         "float32": lambda: torch.mm(value, weight),
         "tf32": lambda: tf32(value, weight),
+        "parts": lambda: split_product(value, parts),
     }
-    for name in ARRANGEMENTS:
-        parts = parts_of(weight, name)
-        ways[name] = lambda parts=parts: split_product(value, parts)  # type: ignore[misc]
     halves = value.bfloat16(), weight.bfloat16()
     work = 2 * rows * inner * columns / 1e9
     row: dict[str, Any] = {"rows": rows, "inner": inner, "columns": columns, "linear": linear}
@@ -95,24 +91,19 @@ def measure(rows: int, inner: int, columns: int, *, linear: bool) -> dict[str, A
         row[name] = {"ms": round(taken, 3), "tflops": round(work / taken, 1), **error(way(), exact)}
     row["bfloat16_tflops"] = round(work / milliseconds(lambda: torch.mm(*halves)), 1)
     block = value[: max(1, split_products.BLOCK // inner)]
-    for name in ("in_three", "in_one"):
-        left = ARRANGEMENTS[name].left
-        row[f"splitting_{name}_ms"] = round(milliseconds(lambda left=left: split(block, left)), 3)  # type: ignore[misc]
-    row["splitting_by_operations_ms"] = round(
-        milliseconds(lambda: split_by_operations(block, IN_THREE.left)), 3
-    )
-    for name in ARRANGEMENTS:
-        row[f"{name}_faster"] = round(row["float32"]["ms"] / row[name]["ms"], 2)
-        row[f"{name}_error_over_float32"] = round(row[name]["rms"] / row["float32"]["rms"], 2)
+    for name, way_to_split in {"": split, "_by_operations": split_by_operations}.items():
+        row[f"splitting{name}_ms"] = round(milliseconds(lambda way=way_to_split: way(block, LEFT)), 3)  # type: ignore[misc]
+    row["faster"] = round(row["float32"]["ms"] / row["parts"]["ms"], 2)
+    row["error_over_float32"] = round(row["parts"]["rms"] / row["float32"]["rms"], 2)
     row["predicted"] = split_pays(rows, inner, columns)
     return row
 
 
-def break_even(inner: int, columns: int, name: str) -> dict[str, Any]:
+def break_even(inner: int, columns: int) -> dict[str, Any]:
     """From how many rows on parts are faster, rows doubled each time; None where they never are."""
     torch.manual_seed(0)
     weight = torch.randn(columns, inner, device=DEVICE).t()
-    parts, found, ratios = parts_of(weight, name), None, {}
+    parts, found, ratios = parts_of(weight), None, {}
     for exponent in range(8, 17):
         value = torch.randn(2**exponent, inner, device=DEVICE)
         plain = milliseconds(lambda value=value: torch.mm(value, weight))  # type: ignore[misc]
@@ -123,7 +114,6 @@ def break_even(inner: int, columns: int, name: str) -> dict[str, Any]:
     return {
         "inner": inner,
         "columns": columns,
-        "arrangement": name,
         "pays_from": found,
         "predicted_from": predicted,
         "faster": ratios,
@@ -138,12 +128,10 @@ def by_block(rows: int, inner: int, columns: int) -> dict[str, Any]:
     found["float32_ms"] = round(milliseconds(lambda: torch.mm(value, weight)), 3)
     before = split_products.BLOCK
     try:
-        for name in ARRANGEMENTS:
-            parts, times = parts_of(weight, name), {}
-            for exponent in range(21, 28):
-                split_products.BLOCK = 1 << exponent
-                times[f"2^{exponent}"] = round(milliseconds(lambda: split_product(value, parts)), 3)  # noqa: B023
-            found[name] = times
+        parts = parts_of(weight)
+        for exponent in range(21, 28):
+            split_products.BLOCK = 1 << exponent
+            found[f"2^{exponent}"] = round(milliseconds(lambda: split_product(value, parts)), 3)
     finally:
         split_products.BLOCK = before
     return found
@@ -152,7 +140,7 @@ def by_block(rows: int, inner: int, columns: int) -> dict[str, Any]:
 def same_in_a_graph() -> bool:
     """Whether a product that was captured as a CUDA graph gives the same, for new values too."""
     value, weight = torch.randn(4096, 1024, device=DEVICE), torch.randn(1024, 1024, device=DEVICE)
-    parts, other = parts_of(weight, "in_three"), torch.randn(4096, 1024, device=DEVICE)
+    parts, other = parts_of(weight), torch.randn(4096, 1024, device=DEVICE)
     split_product(value, parts)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -170,7 +158,6 @@ def main() -> None:
         "torch": torch.__version__,
         "split_by_one_kernel": fused,
         "same_in_a_graph": same_in_a_graph(),
-        "chosen": next(name for name, one in ARRANGEMENTS.items() if one is split_products.CHOSEN),
     }
     print(json.dumps(facts), flush=True)
     for rows in ROWS:
@@ -182,8 +169,7 @@ def main() -> None:
     for inner, columns in WIDTHS[3:6]:
         print(json.dumps(by_block(ROWS[1], inner, columns)), flush=True)
     for inner, columns in WIDTHS[:-1]:
-        for name in ARRANGEMENTS:
-            print(json.dumps(break_even(inner, columns, name)), flush=True)
+        print(json.dumps(break_even(inner, columns)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,14 @@ import torch
 from torch import Tensor
 
 from conewise.program import split_products
-from conewise.program.split_products import (
-    IN_ONE,
-    IN_THREE,
-    IN_TWO,
-    Arrangement,
-    split,
-    split_by_operations,
-    split_product,
-    split_weight,
-)
+from conewise.program.split_products import LEFT, split, split_by_operations, split_product, split_weight
 from tests.gpu.scenes import DEVICE, needs_cuda
 
 pytestmark = needs_cuda
 
-ARRANGEMENTS = {"one": IN_ONE, "two": IN_TWO, "three": IN_THREE}
 
-
-def product(value: Tensor, weight: Tensor, arrangement: Arrangement = split_products.CHOSEN) -> Tensor:
-    parts = split_weight(weight, arrangement)
+def product(value: Tensor, weight: Tensor) -> Tensor:
+    parts = split_weight(weight)
     assert parts is not None
     return split_product(value, parts)
 
@@ -37,12 +26,11 @@ def test_one_kernel_splits_as_operations_do() -> None:
     torch.manual_seed(0)
     value = torch.randn(513, 96, device=DEVICE) * torch.logspace(-30, 30, 96, device=DEVICE)
     for rows in (value, value[::2], value[:, 8:80], value.t().contiguous().t()):
-        assert torch.equal(split(rows, IN_ONE.left), split_by_operations(rows, IN_ONE.left))
+        assert torch.equal(split(rows, LEFT), split_by_operations(rows, LEFT))
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 @pytest.mark.parametrize("shape", [(4096, 1024, 1024), (3120, 768, 3072), (1000, 4096, 1024)], ids=str)
-def test_its_error_is_that_of_float32(arrangement: Arrangement, shape: tuple[int, int, int]) -> None:
+def test_its_error_is_that_of_float32(shape: tuple[int, int, int]) -> None:
     rows, inner, columns = shape
     torch.manual_seed(0)
     value, weight = torch.randn(rows, inner, device=DEVICE), torch.randn(columns, inner, device=DEVICE).t()
@@ -51,17 +39,16 @@ def test_its_error_is_that_of_float32(arrangement: Arrangement, shape: tuple[int
     def error(found: Tensor) -> float:
         return float((found.double() - exact).square().mean().sqrt())
 
-    assert error(product(value, weight, arrangement)) <= 2 * error(value @ weight)
+    assert error(product(value, weight)) <= 2 * error(value @ weight)
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
-def test_numbers_that_are_not_finite_give_what_they_give_in_float32(arrangement: Arrangement) -> None:
+def test_numbers_that_are_not_finite_give_what_they_give_in_float32() -> None:
     torch.manual_seed(0)
     value, weight = torch.randn(64, 64, device=DEVICE), torch.randn(64, 64, device=DEVICE)
     for row, number in enumerate([math.inf, -math.inf, math.nan, torch.finfo(torch.float32).max]):
         value[row, row] = number
     weight[:, 0], weight[:4, 1] = 1.0, 0.0
-    found, expected = product(value, weight, arrangement), value @ weight
+    found, expected = product(value, weight), value @ weight
     for row in range(3):
         torch.testing.assert_close(found[row], expected[row], equal_nan=True)
     torch.testing.assert_close(found[4:], expected[4:], rtol=1e-4, atol=1e-4)

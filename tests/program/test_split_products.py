@@ -13,22 +13,20 @@ from torch import Tensor
 
 from conewise.program import split_products
 from conewise.program.split_products import (
-    IN_ONE,
-    IN_THREE,
-    IN_TWO,
-    Arrangement,
+    LEFT,
+    PRODUCTS,
     split,
     split_factor,
     split_product,
     split_weight,
+    sums_of,
 )
 
-ARRANGEMENTS = {"one": IN_ONE, "two": IN_TWO, "three": IN_THREE}
 INF, NAN, MOST = math.inf, math.nan, torch.finfo(torch.float32).max
 
 
-def product(value: Tensor, weight: Tensor, arrangement: Arrangement = IN_THREE) -> Tensor:
-    parts = split_weight(weight, arrangement)
+def product(value: Tensor, weight: Tensor) -> Tensor:
+    parts = split_weight(weight)
     assert parts is not None
     return split_product(value, parts)
 
@@ -42,16 +40,13 @@ def error(found: Tensor, value: Tensor, weight: Tensor) -> float:
     return float((found.double() - exact).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 @pytest.mark.parametrize("shape", [(64, 768, 96), (1, 1024, 64), (40, 64, 40), (8, 4096, 24), (7, 33, 5)])
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e15])
-def test_its_error_is_that_of_float32(
-    arrangement: Arrangement, shape: tuple[int, int, int], scale: float
-) -> None:
+def test_its_error_is_that_of_float32(shape: tuple[int, int, int], scale: float) -> None:
     rows, inner, columns = shape
     value, weight = numbers(rows, inner) * scale, numbers(inner, columns, seed=1)
     weight *= 10.0 ** numbers(inner, 1, seed=2)  # some rows count for much more than others
-    found = product(value, weight, arrangement)
+    found = product(value, weight)
     own, theirs = error(found, value, weight), error(value @ weight, value, weight)
     assert own <= 2 * theirs
     rounded = error((value.bfloat16() @ weight.bfloat16()).float(), value, weight)
@@ -73,7 +68,7 @@ def test_the_error_of_any_product_is_within_float32s_bound(
 @given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=1, max_size=12))
 def test_parts_add_up_to_the_number(given_numbers: list[float]) -> None:
     value = torch.tensor([given_numbers], dtype=torch.float32)
-    first, second, third, last = split(value, IN_THREE.left).double().chunk(4, 1)
+    first, second, third, last = split(value, LEFT).double().chunk(4, 1)
     finite = value.isfinite()
     whole = first + second + third
     lost = 2.0**-133  # below the smallest bfloat16
@@ -83,7 +78,6 @@ def test_parts_add_up_to_the_number(given_numbers: list[float]) -> None:
     torch.testing.assert_close(last[~finite], value.double()[~finite], equal_nan=True)
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 @pytest.mark.parametrize(
     "special",
     [[INF], [-INF], [NAN], [INF, -INF], [INF, INF], [INF, NAN], [MOST], [-MOST], [0.0], [-0.0]],
@@ -91,7 +85,7 @@ def test_parts_add_up_to_the_number(given_numbers: list[float]) -> None:
 )
 @pytest.mark.parametrize("factor", [1.01, -0.99, 0.0, 1.0, 1e-3])
 def test_numbers_that_are_not_finite_give_what_they_give_in_float32(
-    arrangement: Arrangement, special: list[float], factor: float
+    special: list[float], factor: float
 ) -> None:
     value, weight = numbers(3, 16), numbers(16, 8, seed=1)
     value[1, : len(special)] = torch.tensor(special)
@@ -99,7 +93,7 @@ def test_numbers_that_are_not_finite_give_what_they_give_in_float32(
     weight[:, 0] = 1.0  # without a second part
     expected = value @ weight
     exact = value.double() @ weight.double()
-    found = product(value, weight, arrangement)
+    found = product(value, weight)
     assert torch.equal(found.isnan(), expected.isnan())
     settled = exact.abs() < 0.99 * MOST  # beyond it, the order of the sum decides whether it overflows
     settled |= ~exact.isfinite()
@@ -141,7 +135,7 @@ def test_many_rows_are_multiplied_block_by_block(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(split_products, "BLOCK", 4 * 4 * 32)
     torch.testing.assert_close(product(value, weight), whole)
     assert split_factor(value) is None
-    assert split_products.factor_bytes(21, 32) == 2 * len(split_products.CHOSEN.left) * 16 * 32
+    assert split_products.factor_bytes(21, 32) == 2 * len(split_products.LEFT) * 16 * 32
 
 
 def test_the_parts_of_a_block_go_before_those_of_the_next_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,16 +166,15 @@ def test_parts_of_a_factor_serve_several_products() -> None:
         assert torch.equal(split_product(value, weight, parts), split_product(value, weight))
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 @pytest.mark.parametrize("inner", [1, 33, 512, 513, 1024, 2752, 4096])
-def test_the_largest_terms_are_added_up_in_short_sums(arrangement: Arrangement, inner: int) -> None:
+def test_the_largest_terms_are_added_up_in_short_sums(inner: int) -> None:
     """All terms once, in order; what is cut is the last part, which has the largest of them."""
-    sums = arrangement.sums(inner)
+    sums = list(sums_of(inner))
     ends = [(left + at, right + at) for left, right, terms in sums for at in (0, terms)]
-    for left, right, count in arrangement.products:
+    for left, right, count in PRODUCTS:
         assert (left * inner, right * inner) in ends
         assert ((left + count) * inner, (right + count) * inner) in ends
     assert sum(terms for *_, terms in sums) == 6 * inner
-    largest = [terms for left, _, terms in sums if left >= arrangement.left.index(3) * inner]
+    largest = [terms for left, _, terms in sums if left >= LEFT.index(3) * inner]
     assert sum(largest) == inner
     assert max(largest) <= split_products.TERMS

@@ -36,50 +36,23 @@ one that is right. So it is multiplied once, with the first part of the weight, 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """The parts of the factors that lie side by side, and the products over them, smallest terms first.
+LEFT, RIGHT = (FIRST, SECOND, THIRD, FIRST_OR_NOT_FINITE), (THIRD, SECOND, FIRST)
+"""The parts of the factors that lie side by side: each once, though some are multiplied twice."""
 
-    A product is (its first part on the left, its first part on the right, how many parts it sums over). The
-    last part of the last one has the largest terms.
-    """
+PRODUCTS = (0, 0, 3), (0, 1, 2), (3, 2, 1)
+"""The products over them, smallest terms first: the first part on either side, and how many parts are summed.
 
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    products: tuple[tuple[int, int, int], ...]
-
-    @functools.cache  # noqa: B019  # there are three of them
-    def sums(self, inner: int) -> tuple[tuple[int, int, int], ...]:
-        """The sums that are added up: where each begins on the left and on the right, and how many terms."""
-        found = [(left * inner, right * inner, count * inner) for left, right, count in self.products]
-        left, right, terms = found.pop()
-        smaller = terms - inner
-        if smaller:
-            found.append((left, right, smaller))
-        pieces = -(-inner // TERMS)
-        step = -(-inner // (pieces * WHOLE)) * WHOLE if pieces > 1 else inner
-        cuts = range(smaller, terms, step)
-        return (*found, *((left + cut, right + cut, min(step, terms - cut)) for cut in cuts))
+The last one has the largest terms.
+"""
 
 
-IN_THREE = Arrangement(
-    (FIRST, SECOND, THIRD, FIRST_OR_NOT_FINITE),
-    (THIRD, SECOND, FIRST),
-    ((0, 0, 3), (0, 1, 2), (3, 2, 1)),
-)
-"""Each part is there once, and what is added up last is the largest."""
-IN_TWO = Arrangement(
-    (FIRST, SECOND, THIRD, FIRST, SECOND, FIRST_OR_NOT_FINITE),
-    (THIRD, SECOND, FIRST, SECOND, FIRST),
-    ((0, 0, 5), (5, 4, 1)),
-)
-IN_ONE = Arrangement(
-    (FIRST, SECOND, THIRD, FIRST, SECOND, FIRST_OR_NOT_FINITE),
-    (THIRD, SECOND, FIRST, SECOND, FIRST, FIRST),
-    ((0, 0, 6),),
-)
-"""The result is written once, but one long sum rounds more."""
-CHOSEN = IN_THREE
+@functools.cache
+def sums_of(inner: int) -> tuple[tuple[int, int, int], ...]:
+    """The sums that are added up: where each begins on the left and on the right, and how many terms."""
+    *smaller, (left, right, _) = ((one * inner, other * inner, n * inner) for one, other, n in PRODUCTS)
+    pieces = -(-inner // TERMS)
+    step = -(-inner // (pieces * WHOLE)) * WHOLE if pieces > 1 else inner
+    return (*smaller, *((left + cut, right + cut, min(step, inner - cut)) for cut in range(0, inner, step)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +61,6 @@ class SplitWeight:
 
     parts: Tensor
     inner: int
-    arrangement: Arrangement
 
     @property
     def columns(self) -> int:
@@ -98,33 +70,33 @@ class SplitWeight:
 
 def weight_bytes(inner: int, columns: int) -> int:
     """The bytes of the parts of a weight."""
-    return 2 * len(CHOSEN.right) * inner * columns
+    return 2 * len(RIGHT) * inner * columns
 
 
 def factor_bytes(rows: int, inner: int) -> int:
     """The most bytes of the parts of the other factor."""
-    return 2 * len(CHOSEN.left) * min(rows, _block(inner, BLOCK)) * inner
+    return 2 * len(LEFT) * min(rows, _block(inner, BLOCK)) * inner
 
 
-def split_weight(weight: Tensor, arrangement: Arrangement = CHOSEN) -> SplitWeight | None:
+def split_weight(weight: Tensor) -> SplitWeight | None:
     """The parts of a weight [inner, columns]; None where one of its numbers is not finite."""
     by_column = weight.t()
     columns, inner = by_column.shape
-    parts = torch.empty((columns, len(arrangement.right) * inner), dtype=torch.bfloat16, device=weight.device)
+    parts = torch.empty((columns, len(RIGHT) * inner), dtype=torch.bfloat16, device=weight.device)
     for rows in _blocks(columns, inner, weight.device):
         block = by_column[rows]
         if not bool(torch.isfinite(block).all()):
             return None
-        parts[rows] = split(block, arrangement.right)
-    return SplitWeight(parts, inner, arrangement)
+        parts[rows] = split(block, RIGHT)
+    return SplitWeight(parts, inner)
 
 
-def split_factor(value: Tensor, arrangement: Arrangement = CHOSEN) -> Tensor | None:
+def split_factor(value: Tensor) -> Tensor | None:
     """The parts of the other factor, for several products with it; None where it is more than one block."""
     rows, inner = value.shape
     if not inner or len(list(_blocks(rows, inner, value.device))) != 1:
         return None
-    return split(value, arrangement.left)
+    return split(value, LEFT)
 
 
 def split_product(value: Tensor, weight: SplitWeight, parts: Tensor | None = None) -> Tensor:
@@ -137,16 +109,15 @@ def split_product(value: Tensor, weight: SplitWeight, parts: Tensor | None = Non
     if not inner:
         return out.zero_()
     for block in _blocks(rows, inner, value.device):
-        own = value[block]
-        _multiply_parts(out[block], split(own, weight.arrangement.left) if parts is None else parts, weight)
+        _multiply_parts(out[block], split(value[block], LEFT) if parts is None else parts, weight)
     return out
 
 
 def _multiply_parts(out: Tensor, left: Tensor, weight: SplitWeight) -> None:
     """Write the product of a factor in parts with a weight; the parts go with it."""
-    for number, (first, there, terms) in enumerate(weight.arrangement.sums(weight.inner)):
-        other = weight.parts[:, there : there + terms].t()
-        _multiply(out, left[:, first : first + terms], other, adds=number > 0)
+    for number, (first, there, terms) in enumerate(sums_of(weight.inner)):
+        right = weight.parts[:, there : there + terms].t()
+        _multiply(out, left[:, first : first + terms], right, adds=number > 0)
 
 
 def _multiply(out: Tensor, left: Tensor, right: Tensor, *, adds: bool) -> None:
@@ -206,12 +177,12 @@ def _fused(device: torch.device) -> Splitting | None:
         from conewise.program import triton_kernels as cuda_split  # noqa: PLC0415  # needs Triton
 
         sample = _sample(device)
-        found = cuda_split.split(sample, IN_THREE.left)
+        found = cuda_split.split(sample, LEFT)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001  # no Triton, or no compiler for what it makes: operations of torch do as well
         return None
-    expected = split_by_operations(sample, IN_THREE.left)
+    expected = split_by_operations(sample, LEFT)
     is_same = torch.equal(found.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
     return cuda_split.split if is_same else None
 

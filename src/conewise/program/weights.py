@@ -199,6 +199,7 @@ class Weights:
 
     def _expect_untouched(self) -> None:
         if self._are_replaced or not self._state.is_untouched():
+            self._expect_forms()
             self._expect_same_tensors()
             self._state.expect_captured()
 

@@ -63,10 +63,7 @@ def test_a_split_sweep_is_as_exact_as_float32(name: str) -> None:
 def test_a_wrong_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
     facts_of(model).split_weights.clear()
-    without = split_products.Arrangement(
-        split_products.IN_ONE.left, split_products.IN_ONE.right, ((3, 3, 3),)
-    )
-    monkeypatch.setattr(costs, "split_weight", lambda weight: split_products.split_weight(weight, without))
+    monkeypatch.setattr(split_products, "sums_of", lambda inner: ((3 * inner, 2 * inner, inner),))
     facts_of(model).executors.clear()
     result = sweep_of(model).run()
     assert not result.verify(n=8).passed
@@ -147,9 +144,9 @@ def test_parts_of_weights_count_at_every_run(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_value_is_split_once_for_all_that_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, made = tiny("llama"), []
 
-    def counted(value: Tensor, arrangement: Any) -> Any:
+    def counted(value: Tensor) -> Any:
         made.append(tuple(value.shape))
-        return split_products.split_factor(value, arrangement)
+        return split_products.split_factor(value)
 
     monkeypatch.setattr(costs, "split_factor", counted)
     result = sweep_of(model, sites=cw.sites("resid_pre", layer=":")).run()

@@ -15,13 +15,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from conewise.program.records import PRODUCTS, Program, Record, Ref
 from conewise.program.split_products import (
-    CHOSEN,
-    Arrangement,
+    LEFT,
     SplitWeight,
     factor_bytes,
     split_factor,
     split_product,
     split_weight,
+    sums_of,
     weight_bytes,
 )
 from conewise.program.walk import Rule
@@ -201,8 +201,8 @@ def split_pays(rows: int, inner: int, columns: int) -> bool:
     if min(rows, inner, columns) < LEAST or inner % 8 or columns % 8:
         return False
     work = 2 * rows * inner * columns
-    passes = 2 * len(CHOSEN.sums(inner)) - 1  # each sum writes the result, all but the first read it
-    moved = rows * inner * (4 + 2 * len(CHOSEN.left)) + rows * columns * 4 * passes
+    passes = 2 * len(sums_of(inner)) - 1  # each sum writes the result, all but the first read it
+    moved = rows * inner * (4 + 2 * len(LEFT)) + rows * columns * 4 * passes
     return work / PARTS_RATE + moved / BANDWIDTH + LAUNCHING < work / FLOAT32_RATE
 
 
@@ -304,17 +304,17 @@ class SplitWeights:
 
     def _product(self, value: Tensor, weight: SplitWeight, bias: Tensor | None) -> Tensor:
         flat = value.reshape(-1, weight.inner)
-        out = split_product(flat, weight, self._parts_of(value, flat, weight.arrangement))
+        out = split_product(flat, weight, self._parts_of(value, flat))
         if bias is not None:
             out += bias
         return out.view(*value.shape[:-1], weight.columns)
 
-    def _parts_of(self, value: Tensor, flat: Tensor, arrangement: Arrangement) -> Tensor | None:
+    def _parts_of(self, value: Tensor, flat: Tensor) -> Tensor | None:
         version, parts = self._last.get(value, (None, None))
         if version == value._version:
             return parts
         self.forget_value()  # before the next ones are made
-        parts = split_factor(flat, arrangement)
+        parts = split_factor(flat)
         if parts is not None:
             self._last[value] = value._version, parts
         return parts
