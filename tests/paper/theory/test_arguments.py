@@ -18,7 +18,6 @@ import pytest
 import conewise as cw
 from conewise.errors import ConewiseError
 from conewise.paper import ops, theory
-from conewise.paper.experiments import result
 from conewise.paper.theory import ChangeAt, Estimate
 from tests.laws.cost_scenes import line, lopsided
 
@@ -250,14 +249,11 @@ METHODS: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
             {"at": "n1", "size": lopsided(), "weights": {"prepared": 1, "first": 0.5, "last": 1e308}},
         ],
     ),
-    "drift": (result.fitted_slope, [{"x": [1.0, 2.0, 3.0], "y": [1.0, 2.5, 3.0], "lags": 1}]),
-    "trimmed_median": (result.trimmed_median, [{"values": [1.0, 2.0, 3.0], "trim": 0.1}]),
-    "block_medians": (result.block_medians, [{"values": [1.0, 2.0, 3.0], "size": 3}]),
 }
 
 NEVER_BELOW_1 = ("ratio", "ceiling", "limit", "training_from_forward")
 NEVER_ABOVE_1 = ("fraction",)
-MAY_BE_NEGATIVE = ("least_squares", "calibrate", "drift", "karamata_index", "median")
+MAY_BE_NEGATIVE = ("least_squares", "calibrate", "karamata_index")
 
 
 def numbers(result: Any) -> Iterator[Any]:

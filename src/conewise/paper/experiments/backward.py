@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from conewise.model import Model
 from conewise.models.architectures import ARCHITECTURES, Architecture
-from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
+from conewise.paper.experiments.result import (
+    Number,
+    Progress,
+    Result,
+    Row,
+    experiment,
+    rows_of,
+    silent,
+    tracked,
+)
 from conewise.paper.theory.backward import (
     ReverseCost,
     dense_joint_ratio,
@@ -220,9 +229,14 @@ def counted(network: Network, sites: Sequence[str]) -> Counted:
     demand = (METRIC, *grads.values())
     backward = [site for site in grads.sites if site != grads.seed]
     totals = [0, 0, 0, 0]
+
+    def ahead(sites: Collection[str]) -> int:
+        return sum(one in forward for one in sites)
+
     try:
         with computing(), World(graph) as base:
-            full = _split(base, demand, forward)
+            base.demand(demand)
+            full = base.ledger.recomputed
             before = dict(zip(backward, base.demand(backward), strict=True))
             for site in sites:
                 value = base.demand(site).flip(-1) * 1.25 + 0.125
@@ -234,19 +248,11 @@ def counted(network: Network, sites: Sequence[str]) -> Counted:
                     fresh.patch(site, value)
                     after = dict(zip(backward, fresh.demand(backward), strict=True))
                 changed = {one for one in backward if not _equal(before[one], after[one])}
-                ahead = sum(one in forward for one in again)
-                for at, count in enumerate((ahead, len(again) - ahead, len(changed), len(changed - again))):
-                    totals[at] += count
+                found = (ahead(again), len(again) - ahead(again), len(changed), len(changed - again))
+                totals = [total + count for total, count in zip(totals, found, strict=True)]
     finally:
         grads.remove()
-    return Counted(*full, *totals)
-
-
-def _split(world: World, demand: Sequence[str], forward: set[str]) -> tuple[int, int]:
-    with world.ledger.interval() as ledger:
-        world.demand(tuple(demand))
-    ahead = sum(one in forward for one in ledger.recomputed)
-    return ahead, len(ledger.recomputed) - ahead
+    return Counted(ahead(full), len(full) - ahead(full), *totals)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -267,22 +273,16 @@ def _rows(network: Network, cost: ReverseCost) -> list[Row]:
     shares = {"share": float(mine.share), "forward": float(mine.forward_ratio)}
     changing = 100 * found.changed / found.stale_backward if found.stale_backward else 0.0
     paper = training_ratio(network.graph, network.sites, METRIC)
-    ratios = ("full passes over the sweep", passes, full)
     share = ("of the counted gradients, those that change, in per cent", None, changing)
+    exact: list[tuple[str, Number | None, Number]] = [
+        ("nodes of the forward pass", cost.forward, found.forward),
+        ("nodes of the reverse pass", cost.backward, found.backward),
+        (f"forward nodes that {len(some)} patches make stale", sum(mine.stale_forward), found.stale_forward),
+        ("reverse nodes that they make stale", sum(mine.stale_backward), found.stale_backward),
+    ]
     return [
-        *rows_of(
-            at,
-            ("nodes of the forward pass", cost.forward, found.forward),
-            ("nodes of the reverse pass", cost.backward, found.backward),
-            (
-                f"forward nodes that {len(some)} patches make stale",
-                sum(mine.stale_forward),
-                found.stale_forward,
-            ),
-            ("reverse nodes that they make stale", sum(mine.stale_backward), found.stale_backward),
-            facts=facts,
-        ),
-        *rows_of(at, ratios, facts=facts | shares),
+        *rows_of(at, *exact, facts=facts),
+        *rows_of(at, ("full passes over the sweep", passes, full), facts=facts | shares),
         *rows_of(at, ("gradients that change and are not counted", 0, found.uncounted), facts=facts),
         *rows_of(at, share, exact=False, facts=facts),
         *rows_of(at, ("the paper's ratio, by its count", paper, _walked(network)), facts=facts),

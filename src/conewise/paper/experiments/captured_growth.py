@@ -123,26 +123,15 @@ def rows(steps: int = STEPS) -> tuple[list[Row], dict[str, list[Any]]]:
     """Compare the costs of grafts into the captured model with the theory; and what its figure shows."""
     grown = grow(steps)
     found: list[Row] = []
-    for number, graft in enumerate(grown.grafts, start=1):
-        kind, layer = PLACES[number - 1]
-        found += rows_of(
-            f"captured, graft {number} of {len(PLACES)}, after {kind} of layer {layer}",
-            ("records recomputed for the logits", *graft),
-            unit="nodes",
-        )
+    for number, (graft, (kind, layer)) in enumerate(zip(grown.grafts, PLACES, strict=True), start=1):
+        at = f"captured, graft {number} of {len(PLACES)}, after {kind} of layer {layer}"
+        found += rows_of(at, ("records recomputed for the logits", *graft), unit="nodes")
     planned, counted = (sum(counts) for counts in zip(*grown.evaluations, strict=True))
+    other = sum(one != other for one, other in grown.evaluations)
+    sweeps = f"captured, records evaluated by {len(grown.evaluations)} sweeps between the steps"
     found += [
-        Row(
-            f"captured, records evaluated by {len(grown.evaluations)} sweeps between the steps",
-            planned,
-            counted,
-            unit="nodes",
-        ),
-        Row(
-            "captured, sweeps that evaluated another number",
-            0,
-            sum(one != other for one, other in grown.evaluations),
-        ),
+        Row(sweeps, planned, counted, unit="nodes"),
+        Row("captured, sweeps that evaluated another number", 0, other),
         Row("captured, grafts that changed the logits in a bit", 0, grown.changed),
         Row("captured, loss at the beginning", None, grown.losses[0], exact=False),
         Row("captured, loss in the end", None, grown.losses[-1], exact=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -14,13 +15,21 @@ from conewise.anatomy.components import Reader
 from conewise.circuits.acdc import Greedy, Search, Spent, search_plan
 from conewise.circuits.circuit import Circuit
 from conewise.circuits.replaced_parts import Mask, edge_facts
-from conewise.paper.experiments.result import Progress, Result, Row, experiment, rows_of, silent, tracked
+from conewise.paper.experiments.result import (
+    Progress,
+    Result,
+    Row,
+    experiment,
+    rows_of,
+    silent,
+    tracked,
+    warm,
+)
 from conewise.paper.experiments.sweeps import SEED, captured
 from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, speculation_gain
 from conewise.paper.theory.parts import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.paper.theory.sweeps import full_cost
 from conewise.reactive.graph import Graft, Graph, chain
-from conewise.reactive.world import World
 from conewise.runs.metrics import logit_diff
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.sweep import Sweep
@@ -60,15 +69,9 @@ def edges(
         series["ratio"][name] = [float(one.ratio) for one in curve]
         series["shared"][name] = [float(Fraction(one.shared) / Fraction(one.total)) for one in curve]
         limit = edge_limit(numbers["layer"], numbers["per_layer"])
-        rows.append(
-            Row(
-                f"{name}, the ratio at {CURVE[-1]} layers, by the closed form; predicted: its limit",
-                limit,
-                curve[-1].ratio,
-                exact=False,
-                facts={"model": name, "limit": float(limit)},
-            )
-        )
+        deepest = f"{name}, the ratio at {CURVE[-1]} layers, by the closed form; predicted: its limit"
+        facts = {"model": name, "limit": float(limit)}
+        rows.append(Row(deepest, limit, curve[-1].ratio, exact=False, facts=facts))
     return Result(
         rows,
         f"""
@@ -115,14 +118,9 @@ def _by_slot(sweep: Sweep) -> dict[str, EdgeCost]:
 
 
 def _predicted(name: str, depth: int, numbers: Mapping[str, Any]) -> EdgeCost:
-    return stack_edge_cost(
-        depth,
-        **SHAPES[name],
-        between=numbers["between"],
-        below=numbers["below"],
-        layer=numbers["layer"],
-        full=numbers["full"] + (depth - 1) * numbers["per_layer"],
-    )
+    own = {part: numbers[part] for part in ("between", "below", "layer")}
+    full = numbers["full"] + (depth - 1) * numbers["per_layer"]
+    return stack_edge_cost(depth, **SHAPES[name], **own, full=full)
 
 
 def _rows(name: str, depth: int, sweep: Sweep, predicted: EdgeCost) -> list[Row]:
@@ -171,19 +169,13 @@ def greedy(
     cases: list[str | tuple[int, int]] = [*names, *lines]
     for case in tracked(cases, progress):
         rows += _searched(case) if isinstance(case, str) else _guessed(*case)
-    chances = {p: Fraction(p) for p in CHANCES}
-    widths = {p: best_width(right, LAUNCH) for p, right in chances.items()}
-    gains = {p: [float(speculation_gain(W, right, LAUNCH)) for W in WIDTHS] for p, right in chances.items()}
-    series = {
-        "widths": list(WIDTHS),
-        "gain": gains,
-        "best": {p: (W, float(speculation_gain(W, chances[p], LAUNCH))) for p, W in widths.items()},
-        "worlds": {
-            p: [float(speculation(LINE, W, right).worlds) / LINE for W in WIDTHS]
-            for p, right in chances.items()
-        },
-        "launch": LAUNCH,
-    }
+    series: dict[str, Any] = {"widths": list(WIDTHS), "gain": {}, "best": {}, "worlds": {}, "launch": LAUNCH}
+    for chance in CHANCES:
+        right = Fraction(chance)
+        best = best_width(right, LAUNCH)
+        series["gain"][chance] = [float(speculation_gain(W, right, LAUNCH)) for W in WIDTHS]
+        series["best"][chance] = best, float(speculation_gain(best, right, LAUNCH))
+        series["worlds"][chance] = [float(speculation(LINE, W, right).worlds) / LINE for W in WIDTHS]
     return Result(
         rows,
         f"""
@@ -215,20 +207,16 @@ def _searched(name: str) -> list[Row]:
     most = greedy_cost(model.graph, sites, every, (), targets).total
     again = sum(trials(copy_of(model.graph), sites, tried, kept, targets))
     at, spent, facts = f"{name}, {LAYERS} layers", search.spent, {"model": name}
-    exact = rows_of(
-        at,
-        ("node evaluations at most", most, plan.node_evaluations),
-        (f"node evaluations of its {len(tried)} trials, {len(kept)} edges kept", cost.total, again),
-        facts=facts,
-    )
-    return exact + rows_of(
-        at,
-        ("node evaluations of the search", None, search.node_evaluations),
-        ("worlds of the search", None, spent.worlds),
-        ("stacks of the search", None, spent.stacks),
-        ("worlds of the search in vain", None, spent.in_vain),
-        exact=False,
-        facts=facts,
+    trial_costs = f"node evaluations of its {len(tried)} trials, {len(kept)} edges kept"
+    bound = ("node evaluations at most", most, plan.node_evaluations)
+    taken = {
+        "node evaluations of the search": search.node_evaluations,
+        "worlds of the search": spent.worlds,
+        "stacks of the search": spent.stacks,
+        "worlds of the search in vain": spent.in_vain,
+    }
+    return rows_of(at, bound, (trial_costs, cost.total, again), facts=facts) + rows_of(
+        at, *((what, None, count) for what, count in taken.items()), exact=False, facts=facts
     )
 
 
@@ -254,33 +242,26 @@ def trials(
     graph: Graph, sites: Sequence[str], visits: Sequence[int], kept: Sequence[int], demand: Sequence[str]
 ) -> list[int]:
     """Count what the engine computes for each trial; corrections are grafts, which go if the edge is kept."""
-    world, staying = World(graph, keep_sites=False), set(kept)
-    world.demand(tuple(demand))
+    world, staying = warm(graph, tuple(demand)), set(kept)
     standing: dict[int, Graft] = {}
     found = []
     for trial, reader in enumerate(visits):
-        if reader in standing:
-            output = standing[reader].output
-            before = graph.rule(output)
+        is_first = reader not in standing
+        if is_first:
+            standing[reader] = graph.graft_after(sites[reader], chain(_count))
+        output = standing[reader].output
+        before = graph.rule(output)
+        if not is_first:
             graph.redefine(output, lambda *values: sum(values))
-            found.append(_bill(world, demand))
-            if trial in staying:
-                graph.redefine(output, before)
-        else:
-            graft = graph.graft_after(sites[reader], chain(_count))
-            found.append(_bill(world, demand))
-            if trial in staying:
-                graph.remove(graft)
-            else:
-                standing[reader] = graft
+        with world.ledger.interval() as ledger:
+            world.demand(tuple(demand))
+        found.append(ledger.count("recomputed"))
+        if trial in staying and is_first:
+            graph.remove(standing.pop(reader))
+        elif trial in staying:
+            graph.redefine(output, before)
         world.demand(tuple(demand))
     return found
-
-
-def _bill(world: World, demand: Sequence[str]) -> int:
-    before = world.ledger.count("recomputed")
-    world.demand(tuple(demand))
-    return world.ledger.count("recomputed") - before
 
 
 def _count(*values: int) -> int:
@@ -291,11 +272,16 @@ def _guessed(candidates: int, width: int) -> list[Row]:
     right = Fraction(3, 4)
     predicted, measured = speculation(candidates, width, right), expected(candidates, width, right)
     at = f"{candidates} candidates, {width} at once, guesses right 3 times in 4"
-    facts = {"candidates": candidates, "width": width}
-    whats = {"stacks": predicted.stacks, "worlds": predicted.worlds, "worlds in vain": predicted.in_vain}
     return [
-        Row(f"{at}, {what} on average", one, other, facts={**facts, "what": what})
-        for (what, one), other in zip(whats.items(), measured, strict=True)
+        Row(
+            f"{at}, {what} on average",
+            one,
+            other,
+            facts={"candidates": candidates, "width": width, "what": what},
+        )
+        for what, one, other in zip(
+            ("stacks", "worlds", "worlds in vain"), astuple(predicted), measured, strict=True
+        )
     ]
 
 
@@ -337,7 +323,7 @@ def spent_on(script: Sequence[bool], width: int) -> Spent:
     return greedy.spent
 
 
-def expected(candidates: int, width: int, right: Fraction) -> tuple[Fraction, Fraction, Fraction]:
+def expected(candidates: int, width: int, right: Fraction) -> list[Fraction]:
     """Return stacks, worlds and worlds in vain on average, by running the search over every script."""
     totals = [Fraction(0)] * 3
     for script in product((True, False), repeat=candidates):
@@ -345,4 +331,4 @@ def expected(candidates: int, width: int, right: Fraction) -> tuple[Fraction, Fr
         spent = spent_on(script, width)
         for place, count in enumerate((spent.stacks, spent.worlds, spent.in_vain)):
             totals[place] += chance * count
-    return totals[0], totals[1], totals[2]
+    return totals

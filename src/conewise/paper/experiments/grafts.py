@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -33,7 +33,7 @@ from conewise.paper.theory.grafts import (
 )
 from conewise.paper.theory.sweeps import sweep_cost
 from conewise.reactive.gradients import Gradients, gradients
-from conewise.reactive.graph import Block, Edge, Graft, Graph, Site, block, chain
+from conewise.reactive.graph import Block, Edge, Graph, Site, block, chain
 from conewise.reactive.world import World
 
 # -- E7: what a sequence of grafts that stay costs, in a given order, and as a batch ---------------
@@ -75,52 +75,32 @@ def e7(progress: Progress = silent) -> Result:
     """
     graph, sites = build()
     planned = _planned(sites, "edge")
-    alone = sum(cost.recomputed for place in range(SITES) for cost in _interleaved((place,), "edge"))
-    steps: list[Row] = []
-    batches: list[Row] = []
-    rows: list[Row] = []
+    alone = sum(cost.recomputed for place in range(SITES) for cost in _made((place,), "edge"))
+    total, batches, rows, right = batched_cost(graph, planned), list[Row](), list[Row](), 0
     for name, printed in tracked(list(PAPER.items()), progress):
-        on_edge, after = (_interleaved(printed.order, way) for way in WAYS)
+        on_edge, after = (_made(printed.order, way) for way in WAYS)
         predicted = interleaved_cost(graph, planned, printed.order)
         again = interleaved_cost(graph, _planned(sites, "after"), printed.order)
         assert predicted == again, "on a chain a node has one reader, so both kinds of graft are one"
         for step, place in enumerate(printed.order):
             made = on_edge[step]
             facts = {"order": name, "step": step + 1, "site": sites[place], **asdict(made)}
-            steps.append(
-                Row(
-                    f"{name}, graft {step + 1} of {SITES}, at {sites[place]}",
-                    predicted.costs[step],
-                    _agreed(made, after[step]),
-                    printed.costs[step],
-                    unit="nodes",
-                    facts={**facts, "recomputed_after_node": after[step].recomputed},
-                )
-            )
+            facts["recomputed_after_node"] = after[step].recomputed
+            at, cost = f"{name}, graft {step + 1} of {SITES}, at {sites[place]}", _agreed(made, after[step])
+            row = Row(at, predicted.costs[step], cost, printed.costs[step], unit="nodes", facts=facts)
+            rows.append(row)
+            right += row.measured == row.predicted
         spent = sum(cost.recomputed for cost in on_edge)
-        overcount = Row(
-            f"{name}, overcount Δ",
-            predicted.overcount,
-            spent - alone,
-            printed.overcount,
-            unit="nodes",
-            facts={"order": name, "interleaved": spent, "isolated": alone},
+        facts = {"order": name, "interleaved": spent, "isolated": alone}
+        over = f"{name}, overcount Δ"
+        rows.append(
+            Row(over, predicted.overcount, spent - alone, printed.overcount, unit="nodes", facts=facts)
         )
-        rows += [*steps[-SITES:], overcount]
-        measured = _agreed(*(_batched(printed.order, way) for way in WAYS))
-        total = batched_cost(graph, planned)
+        measured = _agreed(*(_made(printed.order, way, at_once=True)[0] for way in WAYS))
         batches.append(Row(f"{name}, batched", total, measured, "463", unit="nodes", facts={"order": name}))
+    costs = "grafts of the three orders that cost what the closed form says"
     return Result(
-        [
-            *(*rows, *batches),
-            Row(
-                "grafts of the three orders that cost what the closed form says",
-                len(PAPER) * SITES,
-                sum(row.measured == row.predicted for row in steps),
-                "18",
-            ),
-            *_summary(graph, sites, alone),
-        ],
+        [*rows, *batches, Row(costs, len(PAPER) * SITES, right, "18"), *_summary(graph, sites, alone)],
         """
         A graft's cost is what the ledger has as recomputed by the demand that follows; it equals the nodes
         that the graft invalidated plus its fresh ones, and is the same for a graft on the edge behind a site
@@ -151,11 +131,6 @@ def build() -> tuple[Graph, tuple[Site, ...]]:
     return graph, tuple(f"n{round(NODES * k / (SITES + 1))}" for k in range(1, SITES + 1))
 
 
-def fresh_block() -> Block:
-    """Return a block of twenty nodes."""
-    return chain(*[relu] * FRESH)
-
-
 def _edge_behind(site: Site) -> Edge:
     return site, f"n{int(site[1:]) + 1}"
 
@@ -164,33 +139,24 @@ def _planned(sites: tuple[Site, ...], way: Way) -> list[GraftAt]:
     return [GraftAt(_edge_behind(site) if way == "edge" else site, FRESH) for site in sites]
 
 
-def _grafting(graph: Graph, way: Way) -> Callable[[Site], Graft]:
-    if way == "edge":
-        return lambda site: graph.graft(_edge_behind(site), fresh_block())
-    return lambda site: graph.graft_after(site, fresh_block())
-
-
-def _interleaved(order: Order, way: Way) -> list[GraftCost]:
-    """Make one graft after the other on one graph, with a demand after each."""
+def _made(order: Order, way: Way, *, at_once: bool = False) -> list[GraftCost]:
+    """Make the grafts on one graph, one after the other with a demand after each, or `at_once` with one."""
     graph, sites = build()
-    world, graft = warm(graph, f"n{NODES}"), _grafting(graph, way)
-    costs = []
-    for place in order:
+    world, costs = warm(graph, f"n{NODES}"), []
+    for places in [order] if at_once else [(place,) for place in order]:
         with world.ledger.interval() as ledger:
-            fresh = graft(sites[place]).sites
+            fresh = 0
+            for site in (sites[place] for place in places):
+                is_edge = way == "edge"
+                made = (
+                    graph.graft(_edge_behind(site), chain(*[relu] * FRESH))
+                    if is_edge
+                    else graph.graft_after(site, chain(*[relu] * FRESH))
+                )
+                fresh += len(made.sites)
             world.demand(f"n{NODES}")
-        costs.append(GraftCost(ledger.count("invalidated"), len(fresh), ledger.count("recomputed")))
+        costs.append(GraftCost(ledger.count("invalidated"), fresh, ledger.count("recomputed")))
     return costs
-
-
-def _batched(order: Order, way: Way) -> GraftCost:
-    """Make all grafts, then one demand."""
-    graph, sites = build()
-    world, graft = warm(graph, f"n{NODES}"), _grafting(graph, way)
-    with world.ledger.interval() as ledger:
-        fresh = sum(len(graft(sites[place]).sites) for place in order)
-        world.demand(f"n{NODES}")
-    return GraftCost(ledger.count("invalidated"), fresh, ledger.count("recomputed"))
 
 
 def _agreed(*made: GraftCost) -> int:
@@ -201,35 +167,24 @@ def _agreed(*made: GraftCost) -> int:
 def _summary(graph: Graph, sites: tuple[Site, ...], alone: int) -> list[Row]:
     """Return the totals that the paper's text prints around its table."""
     planned = _planned(sites, "edge")
-    extremes = order_extremes(graph, planned)
-    batch, predicted = _batched(PAPER["random"].order, "edge"), batched_cost(graph, planned)
+    extremes, predicted = order_extremes(graph, planned), batched_cost(graph, planned)
+    (batch,) = _made(PAPER["random"].order, "edge", at_once=True)
     least, most = (
-        sum(cost.recomputed for cost in _interleaved(order, "edge")) - alone
+        sum(cost.recomputed for cost in _made(order, "edge")) - alone
         for order in (extremes.best, extremes.worst)
     )
     shallowest = sweep(graph, sites[:1], f"n{NODES}").recomputed
     without_fresh = batched_cost(graph, [GraftAt(graft.at, 0) for graft in planned])
-    return [
-        Row(name, predicted, measured, paper, unit="nodes")
-        for name, paper, predicted, measured in (
-            ("isolated sum of the six grafts", "1320", isolated_cost(graph, planned), alone),
-            (
-                "original nodes invalidated by the batch",
-                "343",
-                predicted - SITES * FRESH,
-                batch.invalidated,
-            ),
-            (
-                "cone of the shallowest site, which holds the other cones",
-                "343",
-                sweep_cost(graph, [sites[0]]),
-                shallowest,
-            ),
-            ("fresh nodes of the batch", "120", predicted - without_fresh, batch.fresh),
-            ("least Δ over all orders, in the order that theory calls best", "0", extremes.least, least),
-            ("most Δ over all orders, in the order that theory calls worst", "300", extremes.most, most),
-        )
+    cone = "cone of the shallowest site, which holds the other cones"
+    figures = [
+        ("isolated sum of the six grafts", isolated_cost(graph, planned), alone, "1320"),
+        ("original nodes invalidated by the batch", predicted - SITES * FRESH, batch.invalidated, "343"),
+        (cone, sweep_cost(graph, [sites[0]]), shallowest, "343"),
+        ("fresh nodes of the batch", predicted - without_fresh, batch.fresh, "120"),
+        ("least Δ over all orders, in the order that theory calls best", extremes.least, least, "0"),
+        ("most Δ over all orders, in the order that theory calls worst", extremes.most, most, "300"),
     ]
+    return [Row(*figure, unit="nodes") for figure in figures]
 
 
 # -- Growth during training: a network that is trained while blocks are grafted into it ------------
@@ -270,27 +225,17 @@ def growth(progress: Progress = silent, steps: int = STEPS) -> Result:
     grown = train(ORDER, steps, progress)
     plain = train((), steps * (len(ORDER) + 1))
     rounds = [grown.losses[first : first + steps] for first in range(0, len(grown.losses), steps)]
-    count = len(grown.steps)
+    count, (planned, counted) = len(grown.steps), map(sum, zip(*grown.steps, strict=True))
+    spent = f"nodes recomputed by {count} steps, for the loss and the gradients that are read"
+    other = sum(predicted != measured for predicted, measured in grown.steps)
     rows = [
-        Row(
-            f"nodes recomputed by {count} steps, for the loss and the gradients that are read",
-            sum(predicted for predicted, _ in grown.steps),
-            sum(measured for _, measured in grown.steps),
-            unit="nodes",
-        ),
-        Row(
-            f"of {count} steps, those that recomputed another number",
-            0,
-            sum(predicted != measured for predicted, measured in grown.steps),
-        ),
+        Row(spent, planned, counted, unit="nodes"),
+        Row(f"of {count} steps, those that recomputed another number", 0, other),
     ]
-    for number, layer in enumerate(ORDER, start=1):
-        rows += rows_of(
-            f"graft {number} of {len(ORDER)}, after layer {layer + 1}",
-            ("nodes recomputed for the loss", *grown.grafts[number - 1]),
-            ("gradient nodes computed anew", *grown.reversals[number - 1]),
-            unit="nodes",
-        )
+    made = zip(ORDER, grown.grafts, grown.reversals, strict=True)
+    for number, (layer, graft, reversal) in enumerate(made, start=1):
+        figures = ("nodes recomputed for the loss", *graft), ("gradient nodes computed anew", *reversal)
+        rows += rows_of(f"graft {number} of {len(ORDER)}, after layer {layer + 1}", *figures, unit="nodes")
     rising = len(rounds) - sum(losses[-1] < losses[0] for losses in rounds)
     rows += [
         Row("grafts that changed the loss in a bit", 0, grown.loss_changed),

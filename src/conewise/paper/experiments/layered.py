@@ -104,30 +104,12 @@ def branched(weights: Sequence[int], unary: Rule = relu, fold: Rule = mean, x: A
     return Layered(graph, tuple(sites), graph.node("output", unary, [last]))
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The nodes of a full run, and the sums over all sites of descendants and of computed ancestors."""
+def count(layered: Layered, step: int = 1) -> tuple[int, Fraction, Fraction]:
+    """Patch every site; returns the nodes of a full run, ρ, and ρ_train by the paper's count.
 
-    sites: int
-    full: int
-    descendants: int
-    ancestors: int
-
-    @property
-    def ratio(self) -> Fraction:
-        """ρ: full runs over what patches recompute."""
-        return Fraction(self.sites * self.full, self.descendants)
-
-    @property
-    def training_ratio(self) -> Fraction:
-        """ρ_train by the paper's count: ancestors, the site and descendants."""
-        return Fraction(self.sites * self.full, self.descendants + self.ancestors + self.sites)
-
-
-def count(layered: Layered, step: int = 1) -> Counts:
-    """Patch every site; descendants are what the engine recomputes, ancestors are found by a reverse walk.
-
-    Every `step`-th patch is demanded; of the others the nodes are counted that it invalidates.
+    ρ is full runs over descendants, which the engine recomputes; ρ_train over ancestors, found by a reverse
+    walk, the site and descendants. Every `step`-th patch is demanded; of the others the nodes are counted
+    that it invalidates.
     """
     graph, descendants, ancestors = layered.graph, 0, 0
     base = warm(graph, layered.output)
@@ -140,7 +122,9 @@ def count(layered: Layered, step: int = 1) -> Counts:
         else:
             descendants += patch_wave(base, site, 2.0)
         ancestors += len(set(graph.upstream(site)) - sources)
-    return Counts(len(layered.sites), base.ledger.count("recomputed"), descendants, ancestors)
+    full, swept = base.ledger.count("recomputed"), len(layered.sites)
+    training = Fraction(swept * full, descendants + ancestors + swept)
+    return full, Fraction(swept * full, descendants), training
 
 
 def profiles(
@@ -224,10 +208,9 @@ def e4(progress: Progress = silent, depths: tuple[int, ...] = E4_DEPTHS) -> Resu
     sizes = [row.facts["nodes"] for row in ratios]
     different = f"of {worlds} worlds, those that recomputed another number of nodes than was invalidated"
     rows = [*ratios, Row(different, 0, differences), *_limits(ratios), *_nearing(ratios, depths)]
-    rows += [
-        Row(f"nodes of a graph, about {TOTAL}, {which}", None, size, str(TOTAL), exact=False, unit="nodes")
-        for which, size in (("the fewest", min(sizes)), ("the most", max(sizes)))
-    ]
+    size, how = f"nodes of a graph, about {TOTAL}", dict[str, Any](exact=False, unit="nodes")
+    rows.append(Row(f"{size}, the fewest", None, min(sizes), str(TOTAL), **how))
+    rows.append(Row(f"{size}, the most", None, max(sizes), str(TOTAL), **how))
     return Result(
         rows,
         """
@@ -306,19 +289,19 @@ def e5(
 
     def row(q: float, profile: Profile, L: int) -> Row:
         weights = profile_weights(L, q, profile)
-        counted = count(branched(weights), step=1 if L <= 40 else 4)
+        full, forward, training = count(branched(weights), step=1 if L <= 40 else 4)
         return Row(
             f"ρ_train, {profile}, q = {q:g}, L = {L}",
             training_ratio([2 * w - 1 for w in weights], local=weights, terminal=1),
-            counted.training_ratio,
+            training,
             PAPER_TRAINING[L],
             facts={
                 "count": "paper",
                 "q": q,
                 "profile": profile,
                 "L": L,
-                "nodes": counted.full,
-                "forward_ratio": float(counted.ratio),
+                "nodes": full,
+                "forward_ratio": float(forward),
             },
         )
 
@@ -391,7 +374,7 @@ def skips(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int,
     ]
     rows: list[Row] = []
     for kind, span, every in tracked([*cases, *(("added", 4, every) for every in periods)], progress):
-        counted = count(skipping(layers, span, every, kind))
+        _, *counted = count(skipping(layers, span, every, kind))
         facts = {"kind": kind, "span": span, "every": every, "L": layers, "y": 0.0}
         at, predicted, limits = f"added, span {span}, every {every}", plain, None
         if kind == "bypassing":
@@ -405,11 +388,10 @@ def skips(progress: Progress = silent, layers: int = LAYERS, periods: tuple[int,
                 "y": 1 - 1 / float(limits[1]),
                 "parallel_pairs": incomparable_pairs(layers, span, every),
             }
-        for place, figure in enumerate(
-            (("ρ", predicted[0], counted.ratio), ("ρ_train", predicted[1], counted.training_ratio))
-        ):
+        for place, ratio in enumerate(("ρ", "ρ_train")):
             limit = {} if limits is None else {"limit": float(limits[place])}
-            rows += rows_of(at, figure, facts={**facts, "ratio": figure[0], **limit})
+            figure = (ratio, predicted[place], counted[place])
+            rows += rows_of(at, figure, facts={**facts, "ratio": ratio, **limit})
     curve = sorted(skip_limits(Fraction(step, 100)) for step in range(94))
     return Result(
         rows,

@@ -73,14 +73,14 @@ def positions(
         else:
             for name, causal, demand in CASES:
                 rows += _rows(name, RowStack(*case, KEYS, QUERIES, MIXED, causal=causal), demand)
+    squares = {
+        causal: [RowStack(size, size, KEYS, QUERIES, MIXED, causal=causal) for size in CURVE]
+        for causal in (True, False)
+    }
     series = {
         "size": list(CURVE),
         "ratio": {
-            case: [
-                float(RowStack(size, size, KEYS, QUERIES, MIXED, causal=causal).ratio(demand))
-                for size in CURVE
-            ]
-            for case, causal, demand in CASES
+            case: [float(stack.ratio(demand)) for stack in squares[causal]] for case, causal, demand in CASES
         },
         "limit": {case: float(position_limit(causal=causal)) for case, causal, _ in CASES},
     }
@@ -112,18 +112,11 @@ def _rows(case: str, stack: RowStack, demand: Rows) -> list[Row]:
     half = stack.positions // 2
     later = [cost for (_, t), cost in costs.items() if t >= half]
     shared = Fraction(len(later) * full, sum(later))
-    counts_of_rows = rows_of(
-        at,
-        ("a full run", stack.full(demand), full),
-        ("the sweep", stack.sweep(demand), spent),
-        unit="node-rows",
-        facts=facts,
-    )
-    return counts_of_rows + rows_of(
-        at,
-        ("the ratio", stack.ratio(demand), Fraction(sites * full, spent)),
-        (f"the ratio with a shared prefix of {half}", stack.ratio(demand, half), shared),
-        facts=facts,
+    whole, swept = ("a full run", stack.full(demand), full), ("the sweep", stack.sweep(demand), spent)
+    ratio = ("the ratio", stack.ratio(demand), Fraction(sites * full, spent))
+    prefixed = (f"the ratio with a shared prefix of {half}", stack.ratio(demand, half), shared)
+    return rows_of(at, whole, swept, unit="node-rows", facts=facts) + rows_of(
+        at, ratio, prefixed, facts=facts
     )
 
 
@@ -154,18 +147,8 @@ def swept(name: str, layers: int, positions: int) -> list[Swept]:
             with counting_rows(base, positions) as count:
                 result = sweep.run(evaluator="wavefront", progress=False)
             place = (model.locate(("resid_post", layer)).node, at)
-            predicted, needed = (
-                row_costs(
-                    model.graph,
-                    [place],
-                    positions,
-                    mixes,
-                    sweep.targets(),
-                    causal=name not in BOTH_WAYS,
-                    computed=how,
-                )[0]
-                for how in HOW
-            )
+            of = (model.graph, [place], positions, mixes, sweep.targets())
+            predicted, needed = (row_costs(*of, causal=name not in BOTH_WAYS, computed=how)[0] for how in HOW)
             found.append(Swept(predicted, needed, planned_rows(result.plan, positions), count["node-rows"]))
     return found
 
@@ -180,15 +163,10 @@ def _swept(name: str, layers: int, positions: int) -> list[Row]:
     sums = [sum(numbers) for numbers in zip(*map(astuple, found), strict=True)]
     predicted, needed, planned, computed = sums
     wrong = sum(not one.predicted == one.planned == one.computed for one in found)
+    swept_rows = ("the sweep, planned", predicted, planned), ("the sweep, computed", predicted, computed)
     behind = ("the sweep; predicted: what has to be computed", needed, computed)
     return [
-        *rows_of(
-            at,
-            ("the sweep, planned", predicted, planned),
-            ("the sweep, computed", predicted, computed),
-            unit="node-rows",
-            facts=facts,
-        ),
+        *rows_of(at, *swept_rows, unit="node-rows", facts=facts),
         *rows_of(at, ("patches of which the three differ", 0, wrong), facts=facts),
         *rows_of(at, behind, exact=False, unit="node-rows", facts=facts),
     ]

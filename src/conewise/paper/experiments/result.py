@@ -15,9 +15,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
-from conewise.errors import TheoryError
-from conewise.paper import expect
-from conewise.paper.expect import shown
 from conewise.paper.theory.clocks import Estimate, least_squares
 from conewise.paper.theory.sweeps import Touched
 from conewise.reactive.graph import Graph, Site
@@ -293,38 +290,23 @@ def trimmed_median(values: Iterable[float], trim: float = 0.1) -> float:
     Whatever disturbs a timing makes it longer, so only the upper end is trimmed (trimming both
     ends alike would leave the median where it is).
     """
-    share = expect.number(trim, "`trim`")
-    if not 0 <= share < 1:
-        raise TheoryError(f"trim is a fraction from 0 up to 1, and {shown(share)} is not.")
-    ordered = sorted(_expect_timings(values))
-    if not ordered:
-        raise TheoryError("the median of no values is not defined.")
-    kept = max(1, len(ordered) - math.floor(share * len(ordered)))
-    return statistics.median(ordered[:kept])
+    ordered = sorted(values)
+    return statistics.median(ordered[: max(1, len(ordered) - math.floor(trim * len(ordered)))])
 
 
-def block_medians(values: Iterable[float], size: int) -> list[float]:
+def block_medians(values: Sequence[float], size: int) -> list[float]:
     """Return the trimmed median of each block of `size` values, in order; `size` divides their number."""
-    timings, length = _expect_timings(values), expect.count(size, "the size of a block")
-    if not timings or len(timings) % length:
-        raise TheoryError(f"{len(timings)} values do not fall into blocks of {shown(length)}.")
-    return [trimmed_median(timings[first : first + length]) for first in range(0, len(timings), length)]
+    return [trimmed_median(values[first : first + size]) for first in range(0, len(values), size)]
 
 
-def fitted_slope(x: Iterable[float], y: Iterable[float], lags: int = 5) -> Estimate:
+def fitted_slope(x: Iterable[float], y: Sequence[float], lags: int = 5) -> Estimate:
     """Return the slope of the least-squares line through (x, y), with its 95 % confidence interval.
 
     Neighbouring timings on one machine are alike, so the interval allows for residuals that are
     correlated over `lags` points. It allows for too little where they stay alike for long: it is then
     narrower than it says (docs/theory.md#index).
     """
-    rows = [(at, 1.0) for at in _expect_timings(x)]
-    return least_squares(rows, _expect_timings(y), lags=lags).coefficients[0]
-
-
-def _expect_timings(values: object) -> list[float]:
-    given = expect.items(values, "the list of values", "numbers")
-    return [expect.real(value, "a value") for value in given]
+    return least_squares([(at, 1.0) for at in x], y, lags=lags).coefficients[0]
 
 
 # -- Scanning --------------------------------------------------------------------------------------
@@ -344,11 +326,6 @@ class Walk:
         """The nodes looked at and the edges followed, each as often as that was done."""
         return Touched(self.nodes.total(), self.edges)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.nodes.clear()
-        self.edges = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Scan:
@@ -359,8 +336,9 @@ class Scan:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.down.clear()
-        self.up.clear()
+        for walk in (self.down, self.up):
+            walk.nodes.clear()
+            walk.edges = 0
 
 
 @contextmanager

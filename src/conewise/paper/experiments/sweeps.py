@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from fractions import Fraction
+from typing import Any
 
 from conewise.anatomy.selectors import SelectorLike, sites
 from conewise.model import Model
@@ -130,20 +130,23 @@ def _ratios(sweep: Sweep, depth: int, rounds: int) -> list[Row]:
     full = _fastest(lambda: baseline(sweep.model, (), example), rounds)
     spent = _fastest(lambda: sweep.run(evaluator="wavefront", progress=False), rounds)
     at, ratio = f"{depth} layers, {worlds} worlds", "full runs over the sweep, in"
-    together = compiled_ratio(cones, nodes, 1, 0, launch=1, launches=union)
     launches = Fraction(worlds * int(nodes), ledger.launches)
     evaluations = Fraction(worlds * int(nodes), ledger.node_evaluations)
-
-    def row(unit: str, more: str, predicted: Number | None, measured: Number, *, exact: bool = False) -> Row:
-        facts = {"layers": depth, "ratio": unit}
-        return Row(f"{at}, {ratio} {unit}{more}", predicted, measured, exact=exact, facts=facts)
-
-    return [
-        *rows_of(at, ("node evaluations", sum(cones), ledger.node_evaluations), unit="nodes"),
-        row("evaluations", "", compiled_ratio(cones, nodes, 1, 0), evaluations, exact=True),
-        row("launches", "; predicted: one for each node of the union", together, launches),
-        row("time", "", None, worlds * full / spent),
+    figures: list[tuple[str, str, Number | None, Number]] = [
+        ("evaluations", "", compiled_ratio(cones, nodes, 1, 0), evaluations),
+        (
+            "launches",
+            "; predicted: one for each node of the union",
+            compiled_ratio(cones, nodes, 1, 0, launch=1, launches=union),
+            launches,
+        ),
+        ("time", "", None, worlds * full / spent),
     ]
+    rows = rows_of(at, ("node evaluations", sum(cones), ledger.node_evaluations), unit="nodes")
+    for unit, more, predicted, measured in figures:
+        how = {"exact": unit == "evaluations", "facts": {"layers": depth, "ratio": unit}}
+        rows += rows_of(at, (f"{ratio} {unit}{more}", predicted, measured), **how)
+    return rows
 
 
 def _fastest(task: Callable[[], object], rounds: int) -> float:
@@ -162,17 +165,6 @@ def _fastest(task: Callable[[], object], rounds: int) -> float:
 WIDTHS, COUNTED_POSITIONS = (1, 2, 3, 5, 8, 13, 1000), 5
 BRANCHES, WIDE = (2, 4, 8), 16
 TIMED_POSITIONS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A sweep in stacks of one width: launches and work by its plans, and the seconds that it took."""
-
-    width: int
-    launches: int
-    flops: int
-    nodes: int
-    seconds: float
 
 
 @experiment("Stacks of worlds", "torch", "transformers")
@@ -207,7 +199,7 @@ def wavefront(progress: Progress = silent, depths: Sequence[int] = DEPTHS, round
         launches and FLOPs of their plans.
         """,
         SEED,
-        series={"timed": {str(depth): [asdict(one) for one in found] for depth, found in timed.items()}},
+        series={"timed": {str(depth): found for depth, found in timed.items()}},
     )
 
 
@@ -229,19 +221,17 @@ def _launched(depth: int) -> list[Row]:
         )
         least = Fraction(work) / width
         bounds = {"least": float(least), "most": float(least + Fraction(union))}
-        found.append(
-            Row(
-                f"{depth} layers, {len(nodes)} worlds, {width} at once, launches",
-                stack_launches(graph, ordered, width, demand),
-                measured,
-                facts={"layers": depth, "width": width, **bounds},
-            )
-        )
+        name, facts = f"{depth} layers, {len(nodes)} worlds, {width} at once, launches", {"layers": depth}
+        predicted = stack_launches(graph, ordered, width, demand)
+        found.append(Row(name, predicted, measured, facts=facts | {"width": width, **bounds}))
     return found
 
 
-def _timed(depths: Sequence[int], rounds: int) -> dict[int, list[Timed]]:
-    """Run stacks of each width, in the order of depth, all in turns; the first run is not timed."""
+def _timed(depths: Sequence[int], rounds: int) -> dict[int, list[dict[str, Any]]]:
+    """Run stacks of each width, in the order of depth, all in turns; the first run is not timed.
+
+    Returns launches and work by the plans, and the seconds that each width took.
+    """
     plans = {(depth, width): found for depth in depths for width, found in _stacks(depth).items()}
     fastest = {key: [math.inf] * len(found) for key, found in plans.items()}
     for turn in range(rounds + 1):
@@ -249,17 +239,11 @@ def _timed(depths: Sequence[int], rounds: int) -> dict[int, list[Timed]]:
             for at, plan in enumerate(found):
                 seconds = plan.run(progress=False, verify=0).ledger.compute_seconds
                 fastest[key][at] = min(fastest[key][at], seconds if turn else math.inf)
-    timed: dict[int, list[Timed]] = {depth: [] for depth in depths}
+    timed: dict[int, list[dict[str, Any]]] = {depth: [] for depth in depths}
     for (depth, width), found in plans.items():
-        timed[depth].append(
-            Timed(
-                width,
-                sum(plan.launches for plan in found),
-                sum(plan.flops for plan in found),
-                sum(plan.node_evaluations for plan in found),
-                sum(fastest[depth, width]),
-            )
-        )
+        fields = {"launches": "launches", "flops": "flops", "nodes": "node_evaluations"}
+        work = {name: sum(getattr(plan, kept) for plan in found) for name, kept in fields.items()}
+        timed[depth].append({"width": width, **work, "seconds": sum(fastest[depth, width])})
     return timed
 
 
@@ -279,34 +263,28 @@ def _stacks(depth: int) -> dict[int, list[SweepPlan]]:
     }
 
 
-def _clock(timed: Mapping[int, Sequence[Timed]]) -> list[Row]:
+def _clock(timed: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Fit what a launch and an operation take to the last depth, and predict the seconds of all others."""
     *others, first = timed
-    clock = calibrate_stacks([(one.launches, one.flops, one.seconds) for one in timed[first]])
-    rows = [
-        Row(
-            f"{first} layers, {what}",
-            None,
-            scale * constant.value,
-            exact=False,
-            unit=unit,
-            facts={"low": scale * constant.low, "high": scale * constant.high},
-        )
-        for what, constant, scale, unit in (
-            ("a launch takes", clock.launch, 1e6, "µs"),
-            ("a billion operations take", clock.work, 1e12, "ms"),
-        )
-    ]
+    clock = calibrate_stacks([(one["launches"], one["flops"], one["seconds"]) for one in timed[first]])
+    rows = []
+    for what, constant, scale, unit in (
+        ("a launch takes", clock.launch, 1e6, "µs"),
+        ("a billion operations take", clock.work, 1e12, "ms"),
+    ):
+        facts = {"low": scale * constant.low, "high": scale * constant.high}
+        name = f"{first} layers, {what}"
+        rows.append(Row(name, None, scale * constant.value, exact=False, unit=unit, facts=facts))
     for depth in (first, *others):
         for one in timed[depth]:
-            predicted = 1e3 * clock.seconds(one.launches, one.flops)
+            predicted = 1e3 * clock.seconds(one["launches"], one["flops"])
             fitted = " (fitted)" if depth == first else ""
-            name = f"{depth} layers, {one.width} at once, milliseconds{fitted}"
-            facts = {"timed": depth, "at_once": one.width, "launches": one.launches}
-            rows.append(Row(name, predicted, 1e3 * one.seconds, exact=False, unit="ms", facts=facts))
+            name = f"{depth} layers, {one['width']} at once, milliseconds{fitted}"
+            facts = {"timed": depth, "at_once": one["width"], "launches": one["launches"]}
+            rows.append(Row(name, predicted, 1e3 * one["seconds"], exact=False, unit="ms", facts=facts))
     last = timed[first][0]
     if clock.work.value > 0 and clock.launch.value > 0:
-        enough = clock.enough_worlds(Fraction(last.flops, last.nodes), Fraction(1, 10))
+        enough = clock.enough_worlds(Fraction(last["flops"], last["nodes"]), Fraction(1, 10))
         name = "worlds at once that leave a tenth of the work to be saved"
         rows.append(Row(name, None, enough, exact=False))
     return rows
