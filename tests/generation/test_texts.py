@@ -81,6 +81,37 @@ def test_each_world_writes_what_it_writes_alone(name: str, options: dict[str, An
     assert_as_alone(name, texts, 3, options)
 
 
+class Again:
+    """Stands for a recorded step: computes it again, over the same tensors."""
+
+    def __init__(self, action: Any) -> None:
+        self.replay = action
+        action()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True, "top_k": 40}, {"eos_token_id": [40, 41, 42, 43]}]
+)
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Qwen 3", "GPT-NeoX", "Mixtral"])
+def test_recorded_steps_write_the_same(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conewise.generation.sweep.can_be_recorded", lambda _: True)
+    monkeypatch.setattr("conewise.generation.sweep.recorder", lambda _: Again)
+    model = cw.capture(captured(name).module, input_ids=torch.tensor([[1, 5, 6, 7], [1, 4, 3, 9]]))
+    how: dict[str, Any] = {
+        "base": padded(prompts(LENGTHS)),
+        "source": cw.add(vector(), scale=list(SCALES)),
+        "generate": cw.writing(N, seed=3, **options),
+    }
+    job = model.sweep(cw.sites("resid_post", layer=":"), **how)
+    texts = job.run(verify=6)
+    assert_verified(texts)
+    rows = job.written(range(len(job.cells))).layer_rows[1:]
+    assert len({*rows}) == 1 < len(job.cells) <= rows[0] // DEPTH  # each has its own row: this was recorded
+    assert torch.equal(texts.ids, captured(name).sweep(cw.sites("resid_post", layer=":"), **how).run().ids)
+
+
 @pytest.mark.parametrize(
     "options", [{"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 2}, {"eos_token_id": [40, 41, 42, 43]}]
 )

@@ -22,8 +22,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from conewise.checks.hooking import Boundary, Hook, hooks_on
 from conewise.errors import CaptureError, PatchError
+from conewise.generation.recorded import LEAST_STEPS, SlotStep, has_slots, pays
 from conewise.program.records import ModuleCall, Program
 from conewise.runs.generate import Step, StepPatch
+from conewise.sweeps.execution.cuda_graph import Record
 
 Numbers = NDArray[np.int64]
 PROBED = ((2, 4), (3, 4))
@@ -44,6 +46,12 @@ class CellPatch:
     hook: Hook
     of: Callable[[int], StepPatch]
     shift: tuple[Tensor, float] | None = None
+    is_zero: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """True if it is no function of the user's, which might do something else each time."""
+        return self.shift is not None or self.is_zero
 
 
 @dataclass(frozen=True)
@@ -293,6 +301,15 @@ class _Worlds:
             self.layout += 1
         return found
 
+    def apart(self) -> list[Tensor | None]:
+        """Give each world a row of its own in every level, from now on; the old row of each, by level."""
+        rows = np.arange(len(self), dtype=np.int64)
+        found = [_index(level.of, len(level)) for level in self.levels]
+        self.texts, self.levels = rows, [_Level(rows, rows)] * self._count
+        self._between.clear()
+        self.layout += 1
+        return found
+
     def between(self, level: int, of: int, device: torch.device) -> Tensor | None:
         """Return the row at level `of` that each row at a later level comes from; None: the same."""
         if (level, of) not in self._between:
@@ -340,7 +357,8 @@ def _added(like: StepPatch, shifts: Sequence[tuple[tuple[Tensor, float] | None, 
 class Decoding:
     """Writes the texts of cells: each is a list of patches, and the unpatched text comes first.
 
-    `seed` starts the random numbers of each text, as if it was written alone.
+    `seed` starts the random numbers of each text, as if it was written alone. With `record`, steps that are
+    alike are recorded, and replayed.
     """
 
     def __init__(
@@ -352,8 +370,10 @@ class Decoding:
         cells: Sequence[Sequence[CellPatch]],
         n: int,
         seed: int,
+        record: Record | None = None,
     ) -> None:
         self.module, self._program, self.layers, self.prompts, self.n = module, program, layers, prompts, n
+        self._record = record
         self._every = [[], *cells]
         self.last = len(layers.paths)
         first = [min((self._level(one) for one in own), default=self.last + 1) for own in self._every]
@@ -403,31 +423,58 @@ class Decoding:
         # What each world was given and wrote, [world, column]; those that have ended leave.
         ids = self.prompts.ids[torch.from_numpy(worlds.prompts).to(device)]
         mask = self.prompts.mask[torch.from_numpy(worlds.prompts).to(device)]
-        fresh = ids
+        fresh, slots = ids, None
+        goes_on = np.ones(len(worlds), dtype=bool)
         for step in range(self.n):
             self._step = step
-            top = torch.from_numpy(worlds.levels[0].by).to(device)
-            lasting = sum(map(len, worlds.levels[: self.last or 1]))
-            self.layer_rows.append(lasting * fresh.shape[1])
-            outputs = module(**inputs_for(module, fresh[top], mask[top], cache))
-            logits = outputs.logits[:, -1].float()
-            del outputs
+            if slots is None and self._record is not None and self._can_record(step, cache):
+                rows, columns = worlds.apart(), self._width + self.n - 1
+                rows = rows[: self.last] if self.layers.paths else rows * len(cache.layers)
+                slots = SlotStep(module, cache, rows, mask[:, :-1], columns)
+                logits = slots.record(fresh, self._width + step - 1, self._record)
+            elif slots is not None:
+                logits = slots.logits(fresh, self._width + step - 1)
+            else:
+                top = torch.from_numpy(worlds.levels[0].by).to(device)
+                outputs = module(**inputs_for(module, fresh[top], mask[top], cache))
+                logits = outputs.logits[:, -1].float()
+                del outputs
+            self.layer_rows.append(sum(map(len, worlds.levels[: self.last or 1])) * fresh.shape[1])
             chosen, said = self._chosen(logits, ids, logits_processor, generation_config.do_sample)
             ids = torch.cat([ids, chosen[:, None]], 1)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             fresh = chosen[:, None]
             now = chosen.cpu().numpy()
-            tokens[worlds.cells, worlds.prompts, step] = now
-            log_probs[worlds.cells, worlds.prompts, step] = said.double().cpu().numpy()
-            is_writing = self._is_writing(ids, stopping_criteria)
+            cells, texts = worlds.cells[goes_on], worlds.prompts[goes_on]
+            tokens[cells, texts, step] = now[goes_on]
+            log_probs[cells, texts, step] = said.double().cpu().numpy()[goes_on]
+            is_writing = self._is_writing(ids, stopping_criteria) & goes_on
             if not is_writing.any() or step == self.n - 1:
                 break
+            if slots is not None:  # each keeps its row, to the end
+                goes_on = is_writing
+                continue
+            goes_on = is_writing[is_writing]
             kept = torch.from_numpy(np.flatnonzero(is_writing)).to(device)
             rows = worlds.go_on(now, is_writing)
             if len(kept) < len(ids):
                 ids, mask, fresh = ids[kept], mask[kept], fresh[kept]
             self._reorder(cache, rows, device)
         return Texts(tokens, log_probs, tuple(self.layer_rows))
+
+    def _can_record(self, step: int, cache: Any) -> bool:
+        """True if this step and all behind it are alike, and replaying them pays."""
+        if not step or self.n - step < LEAST_STEPS:
+            return False
+        patches = [patch for own in self._every for patch in own]
+        for length in {*self._lengths}:
+            for patch in patches:
+                made = patch.of(length)
+                acts = {bool(made.positions(self._step_of(length, 1, at))) for at in range(step, self.n)}
+                if len(acts) > 1 or (True in acts and not patch.is_known):
+                    return False
+        layers = len(cache.layers)
+        return has_slots(cache, self._width + self.n - 1) and pays(self.module, len(self.worlds), layers)
 
     def _chosen(self, logits: Tensor, ids: Tensor, processors: Any, do_sample: bool) -> tuple[Tensor, Tensor]:
         """The next token of each world, and its log probability."""
@@ -561,7 +608,7 @@ class Decoding:
                 "`model.generate`."
             )
         for group in self._grouped(level, hook, patches, value.device):
-            step = self._step_of(group.length, len(group.rows))
+            step = self._step_of(group.length, len(group.rows), self._step)
             if not group.patch.positions(step):
                 continue
             new = value.clone(memory_format=torch.contiguous_format) if new is value else new
@@ -596,8 +643,8 @@ class Decoding:
         self._groups[level, hook] = worlds.layout, found
         return found
 
-    def _step_of(self, length: int, rows: int) -> Step:
-        """The positions of this forward, counted from the first token of a prompt of that length."""
+    def _step_of(self, length: int, rows: int, step: int) -> Step:
+        """The positions of a step's forward, counted from the first token of a prompt of that length."""
         width, gap = self._width, self._width - length
-        start, stop = (0, width) if self._step == 0 else (width + self._step - 1, width + self._step)
+        start, stop = (0, width) if step == 0 else (width + step - 1, width + step)
         return Step(self._program, start - gap, stop - gap, rows, length)

@@ -18,6 +18,7 @@ from conewise.anatomy.selectors import SelectorLike, Sources, as_selectors, with
 from conewise.arguments import as_bytes, checked, expect, shown_bytes
 from conewise.errors import BudgetError, CaptureError, InputMismatchError, PatchError, SweepError
 from conewise.generation.decoding import CellPatch, Decoding, Layers, Prompts, Texts, inputs_for, layers_of
+from conewise.generation.recorded import is_steppable
 from conewise.generation.result import WrittenTexts
 from conewise.jobs.digests import inputs_digest
 from conewise.jobs.identity import identified
@@ -45,7 +46,9 @@ from conewise.runs.generate import (
 )
 from conewise.runs.interventions import OwnSources, as_intervention
 from conewise.runs.metrics import logit
+from conewise.runs.replayed import can_be_recorded, recorder
 from conewise.runs.spreading import spread
+from conewise.sweeps.execution.cuda_graph import Record
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.patching import axis_lengths
@@ -260,7 +263,8 @@ class WritingSweep(Runnable[WrittenTexts]):
         hook = hooks_for(self.model, [first])[first.found.node]
         if hook.shape is not None:
             made = {length: as_shown(self.model, one) for length, one in made.items()}
-        return CellPatch(hook, made.__getitem__, self._shift(value, first))
+        is_zero = first.value is torch.zeros_like
+        return CellPatch(hook, made.__getitem__, self._shift(value, first), is_zero)
 
     def _shift(self, value: Any, patch: StepPatch) -> tuple[Tensor, float] | None:
         """The vector that a patch adds and its scale, where it does so and texts have rows of its part."""
@@ -292,9 +296,21 @@ class WritingSweep(Runnable[WrittenTexts]):
         """Return what writes the texts of some cells, and the unpatched ones."""
         patches = [self.patches[cell] for cell in cells]
         module, program = self.model.module, self.model.program
-        return Decoding(
-            module, program, self.layers, self.prompts, patches, self.writing.n, self.writing.seed
-        )
+        how, record = self.writing, self._record
+        return Decoding(module, program, self.layers, self.prompts, patches, how.n, how.seed, record)
+
+    @property
+    def _record(self) -> Record | None:
+        """Records steps, where they can be replayed; found out once for a model."""
+        known, program = vars(self.model), self.model.program
+        if "_writing_record" not in known:
+            is_able = can_be_recorded(program) and is_steppable(self.model.module, self._forward)
+            known["_writing_record"] = recorder(next(iter(program.devices))) if is_able else None
+        found: Record | None = known["_writing_record"]
+        return found
+
+    def _forward(self, ids: Tensor, mask: Tensor, cache: Any) -> Any:
+        return self.model.module(**inputs_for(self.model.module, ids, mask, cache))
 
     def written(self, cells: Sequence[int]) -> Texts:
         """Write the unpatched texts, and those of some cells."""
