@@ -243,10 +243,10 @@ def test_cells_may_be_given_as_rows_and_their_frame_returned() -> None:
     assert list(frame.iloc[LENGTH]) == [1, 0]
 
 
-@pytest.mark.parametrize("setter", list(sweeps.SELECTED), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("setter", list(sweeps.SELECTED), ids=lambda one: one.__doc__)
 def test_a_setter_does_what_its_axes_say(setter: sweeps.Setter) -> None:
     """Once as known, once as any function: in a fork of its own, all of the activation put in."""
-    kind = "pattern" if "pattern" in setter.__name__ else "z"
+    kind = "pattern" if "pattern" in (setter.__doc__ or "") else "z"
     lengths = {"pos": LENGTH, "head": HEADS, "query_pos": LENGTH, "key_pos": LENGTH}
     last = [lengths[axis] - 1 for axis in sweeps.SELECTED[setter]]
     rows = pd.DataFrame([[1, *last], [2, *[0 for _ in last]]])

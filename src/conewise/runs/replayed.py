@@ -189,5 +189,7 @@ def can_be_recorded(program: Program) -> bool:
 
 
 def recorder(device: torch.device) -> Record:
-    """Records graphs into a pool of their own."""
-    return GraphPool(device).record
+    """Records graphs into a pool of their own, which outlives each of them."""
+    pool = GraphPool(device)
+    pool.reserve(ALIGNED)  # torch frees a pool of which no graph is left
+    return pool.record
