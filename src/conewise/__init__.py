@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         rotation,
         subspace,
     )
-    from conewise.runs.metrics import (
+    from conewise.runs.metric_words import (
         cross_entropy,
         kl_to,
         log_prob,
@@ -146,7 +146,7 @@ _NAMES_BY_HOME = {
     "runs.dictionaries": "dictionary",
     "runs.interventions": "add intervention masked mean noise resample",
     "runs.learned": "boundless learned_mask low_rank multiply project_out rotation subspace",
-    "runs.metrics": "cross_entropy kl_to log_prob logit logit_diff metric prob prob_diff read",
+    "runs.metric_words": "cross_entropy kl_to log_prob logit logit_diff metric prob prob_diff read",
     "runs.run": "Run",
     "surgery.surgery": "Surgery",
     "sweeps.planning.plan": "SweepPlan",

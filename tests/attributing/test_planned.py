@@ -15,7 +15,7 @@ import conewise as cw
 from conewise.attributing.pieces import Method
 from conewise.attributing.work import Work
 from conewise.errors import SweepError
-from conewise.runs.metrics import answer_diff, answer_prob
+from conewise.runs.metric_words import logit_diff, prob
 from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.runs.test_gradients import squares
 
@@ -88,8 +88,8 @@ def some_metrics(prompts: int) -> list[Any]:
         cw.prob(answers),
         cw.kl_to(model.run(**inputs_of("gpt2", 3, prompts))),
         cw.cross_entropy(torch.arange(6 * prompts).view(prompts, 6) % 7),
-        answer_diff(several, [[one] for one in wrong], name="answer_diff"),
-        answer_prob(several, name="answer_prob"),
+        logit_diff(several, [[one] for one in wrong], name="answer_diff"),
+        prob(several, name="answer_prob"),
     ]
 
 

@@ -135,6 +135,6 @@ def test_dotted_names_of_the_package_lead_somewhere(folder: str) -> None:
 
 
 def test_a_dotted_name_that_is_not_there_is_found() -> None:
-    assert leads_somewhere("conewise.runs.metrics.prob")
-    assert not leads_somewhere("conewise.runs.metrics.gone")
+    assert leads_somewhere("conewise.runs.metric_words.prob")
+    assert not leads_somewhere("conewise.runs.metric_words.gone")
     assert not leads_somewhere("conewise.gone.prob")

@@ -19,7 +19,7 @@ from conewise.errors import MetricError, PatchError, SweepError
 from conewise.model import Model
 from conewise.program.records import Ref
 from conewise.program.walk import Interpreter
-from conewise.runs.metrics import Metric, measured, measured_whole
+from conewise.runs.metrics import Metric, applied, fetched
 from conewise.runs.run import Run
 from conewise.runs.values import Edit
 from conewise.sweeps.sweep import Sweep
@@ -298,16 +298,14 @@ def run_in_full(swept: Swept) -> Tensor:
 
         values = interpreter.values(base.inputs, edits={node: changed(own) for node, own in edits.items()})
         prompts = next(iter(base.inputs.values())).shape[0]
-        rows.append(
-            torch.stack(
-                [
-                    measured_whole(metric, interpreter.output(values), prompts)[0]
-                    if metric.whole
-                    else measured(metric, values[sweep.facts.target(metric)].unflatten(0, (1, prompts)))[0]
-                    for metric in sweep.metrics
-                ]
-            )
-        )
+        numbers = []
+        for metric in sweep.metrics:
+            stack = None
+            if metric.is_of_output:
+                stack = values[sweep.facts.target(metric)].unflatten(0, (1, prompts))
+            own = applied(metric, prompts, stack, outputs=interpreter.output(values))
+            numbers.append(fetched(metric, own)[0])
+        rows.append(torch.stack(numbers))
     return torch.stack(rows, 1)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conewise.errors import ArgumentError
-from conewise.runs.hard_concrete import HardConcrete
+from conewise.runs.learned import HardConcrete
 
 GATES = HardConcrete()
 

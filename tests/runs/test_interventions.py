@@ -199,7 +199,7 @@ def test_resampling_from_a_run_of_another_size() -> None:
     ("source", "message"),
     [
         ("nought", "cannot patch with 'nought': source is a run, 'zero', 'mean'"),
-        (cw.add(torch.ones(5)), r"shape \(5,\), which is no tail of the part's shape \(3, 32\)"),
+        (cw.add(torch.ones(5)), r"shape \(5,\), and the place has \(3, 32\)\. Give one of that"),
         (cw.mean(tiny("gpt2"), []), "a dataset without a batch"),
     ],
 )

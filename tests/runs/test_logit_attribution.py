@@ -9,7 +9,7 @@ import torch
 
 import conewise as cw
 from conewise.errors import DecompositionError, MetricError
-from conewise.runs.metrics import answer_diff
+from conewise.runs.metric_words import logit_diff
 from tests.anatomy.made import stacked
 from tests.anatomy.test_names import FORMS
 from tests.circuits.edge_models import inputs_of, module_of, run_of, stirred
@@ -55,7 +55,7 @@ def test_all_ways_add_up_to_the_same_metric(by: str) -> None:
 
 def test_several_answers_of_a_prompt_are_a_mean_of_logits() -> None:
     run, plain = run_of("gpt_neox", 0), hooked("gpt_neox")
-    found = run.logit_attribution(answer_diff([[1, 2], [3]], [[4], [5, 6]]), by="layer")
+    found = run.logit_attribution(logit_diff([[1, 2], [3]], [[4], [5, 6]]), by="layer")
     logits = plain.seen.logits.double()[:, -1]
     first = logits[0, [1, 2]].mean() - logits[0, 4]
     second = logits[1, 3] - logits[1, [5, 6]].mean()

@@ -12,7 +12,7 @@ import transformers
 import conewise as cw
 from conewise.errors import WeightsChangedError
 from conewise.model import Model
-from conewise.runs import replayed
+from conewise.runs import run as replayed
 from tests.program.small_llama import small_llama
 
 

@@ -9,7 +9,8 @@ import torch
 
 import conewise as cw
 from conewise.errors import MetricError
-from conewise.runs.metrics import Metric, answer_diff, answer_prob
+from conewise.runs.metric_words import logit_diff, prob
+from conewise.runs.metrics import Metric
 from tests.sweeps.tiny import LENGTH, logits, prompts, tiny, value
 
 SIZES = (2, 3, 1)
@@ -27,8 +28,8 @@ def metrics() -> list[Metric]:
         cw.prob(right),
         cw.kl_to(tiny("llama").run(input_ids=prompts(6, 8))),
         cw.cross_entropy(TARGETS),
-        answer_diff([[one, one + 20] for one in right], [[one] for one in wrong], name="several"),
-        answer_prob([[one, one + 20] for one in right], name="any of several"),
+        logit_diff([[one, one + 20] for one in right], [[one] for one in wrong], name="several"),
+        prob([[one, one + 20] for one in right], name="any of several"),
     ]
 
 

@@ -27,7 +27,8 @@ from conewise.errors import (
 )
 from conewise.model import Model
 from conewise.program.tensors import multiplying
-from conewise.runs.metrics import Metric, answer_diff, answer_prob
+from conewise.runs.metric_words import logit_diff, prob
+from conewise.runs.metrics import Metric
 from conewise.sweeps.planning.planner import Planner
 from tests.sweeps.small import model as small_model
 from tests.sweeps.small import prompts, sweep_over
@@ -130,8 +131,8 @@ def test_answers_that_do_not_fit_are_found_out_when_the_sweep_is_made(
         cw.prob(torch.tensor([1, 2, 3])),
         cw.kl_to(captured.run(input_ids=prompts(3, 3))),
         cw.cross_entropy(torch.zeros(3, 6, dtype=torch.long)),
-        answer_diff([[1, 2], [3], [4]], [[5], [6], [7]]),
-        answer_prob([[1, 2], [3], [4]]),
+        logit_diff([[1, 2], [3], [4]], [[5], [6], [7]]),
+        prob([[1, 2], [3], [4]]),
     ]
     base = captured.run(input_ids=prompts(1, 2))
     fitting, other = ({"input_ids": prompts(1, count)} for count in (3, 2))
@@ -151,7 +152,7 @@ def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
     with pytest.raises(MetricError, match="2 answer tokens and 3 wrong tokens; give one for all prompts"):
         cw.logit_diff([1, 2], [1, 2, 3])
     with pytest.raises(MetricError, match="2 answers and 3 wrong answers; give one for all prompts"):
-        answer_diff([[1, 2], [5]], [[3], [4], [6]])
+        logit_diff([[1, 2], [5]], [[3], [4], [6]])
     with pytest.raises(MetricError, match="token: no tokens; give one"):
         cw.prob([])
     for wrong in (3.5, None, True, 10**30):
@@ -160,10 +161,8 @@ def test_answers_that_are_none_are_found_out_when_the_metric_is_made() -> None:
         ):
             cw.logit_diff(1, wrong)  # type: ignore[arg-type]
     for answers in ([], [[1], []]):
-        with pytest.raises(
-            MetricError, match="answers are a list of tokens for each prompt, each of at least"
-        ):
-            answer_prob(answers)
+        with pytest.raises(MetricError, match="token: no tokens; give one for all prompts, or one for each"):
+            cw.prob(answers)
     with pytest.raises(MetricError, match=r"targets are tokens \[prompt, pos\], and this is shape \(3,\)"):
         cw.cross_entropy(torch.zeros(3))
 
@@ -350,7 +349,7 @@ def test_batches_that_do_not_pair_up(captured: Model) -> None:
             lambda present: None,
             "the function for .* returned NoneType None; it has to return a tensor of shape",
         ),
-        (cw.add(torch.ones(5)), r"the vector to add at .* has shape \(5,\), which is no tail of the part's"),
+        (cw.add(torch.ones(5)), r"the vector to add at .* has shape \(5,\), and the place has"),
     ],
 )
 def test_a_source_that_does_not_fit(captured: Model, evaluator: str, source: Any, said: str) -> None:

@@ -28,7 +28,8 @@ from conewise.jobs.runnable import How, Runnable
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import is_text, text_input, text_inputs
-from conewise.runs.metrics import Metric, Vector, as_metric
+from conewise.runs.metric_words import as_metric
+from conewise.runs.metrics import Metric, Vector
 from conewise.runs.reading import Reading, RunWorld
 from conewise.runs.run import baseline
 from conewise.sweeps.execution.reading import MetricReader

@@ -29,7 +29,7 @@ from conewise.circuits.replaced_parts import edge_facts, wide
 from conewise.errors import CircuitError, GradientError
 from conewise.program.tensors import brought, recording
 from conewise.runs.captured import Captured
-from conewise.runs.hard_concrete import HardConcrete
+from conewise.runs.learned import HardConcrete
 from conewise.sweeps.planning.planner import facts_of
 
 START = 0.9

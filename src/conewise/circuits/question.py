@@ -30,7 +30,8 @@ from conewise.program.tensors import Tensor, brought
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import inputs_like, is_text
 from conewise.runs.interventions import Intervention
-from conewise.runs.metrics import Metric, as_metric, expect_prompts
+from conewise.runs.metric_words import as_metric
+from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading
 from conewise.runs.run import baseline
 from conewise.sweeps.execution.kernels import kernels_of_passes

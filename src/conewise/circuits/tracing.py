@@ -31,7 +31,8 @@ from conewise.report.story import Story, write_story
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import Embedding, expect_tokenizer, find_embedding, is_text
 from conewise.runs.interventions import Intervention, noise_of
-from conewise.runs.metrics import Metric, as_metric, expect_prompts, last_logits, prob
+from conewise.runs.metric_words import as_metric, last_logits, prob
+from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading, RunWorld
 from conewise.runs.run import Run, baseline
 from conewise.sweeps.batches import base_story

@@ -15,11 +15,10 @@ from conewise.anatomy.sites import Located
 from conewise.compat.hook_table import ON_REQUEST, Change, HookTable
 from conewise.program.tensors import Tensor, recording
 from conewise.program.walk import bitwise_same, field_names
-from conewise.runs.found_parameters import trained_by
 from conewise.runs.gradients import Tape, node_of, shown_gradient
 from conewise.runs.reading import Reading
 from conewise.runs.run import Run
-from conewise.runs.values import Edit, applied_in_turn, new_part
+from conewise.runs.values import Edit, applied_in_turn, new_part, trained_by
 
 HookFunction = Callable[..., Any]
 """`function(value, hook)`: what it returns takes the value's place; with None, the value as it was left."""

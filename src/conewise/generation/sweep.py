@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import SelectorLike, Sources, as_selectors, with_sources
-from conewise.arguments import as_bytes, checked, expect, shown_bytes
+from conewise.arguments import as_bytes, checked, shown_bytes
 from conewise.errors import BudgetError, CaptureError, InputMismatchError, PatchError, SweepError
 from conewise.generation.decoding import CellPatch, Decoding, Layers, Prompts, Texts, inputs_for, layers_of
 from conewise.generation.recorded import is_steppable
@@ -29,12 +29,13 @@ from conewise.jobs.store import Request
 from conewise.program.export import eager
 from conewise.program.foreign import within_memory
 from conewise.runs.generate import (
-    OPTIONS,
     Positions,
     StepPatch,
     When,
     as_shown,
+    checked_options,
     decoding_defaults,
+    expect_padded_in_front,
     expect_reached,
     expect_writes,
     generate,
@@ -45,8 +46,8 @@ from conewise.runs.generate import (
     step_patch,
 )
 from conewise.runs.interventions import OwnSources, as_intervention
-from conewise.runs.metrics import logit
-from conewise.runs.replayed import can_be_recorded, recorder
+from conewise.runs.metric_words import logit
+from conewise.runs.run import can_be_recorded, recorder
 from conewise.runs.spreading import spread
 from conewise.sweeps.execution.cuda_graph import Record
 from conewise.sweeps.execution.reading import SweepLedger
@@ -102,21 +103,14 @@ def writing(
     `torch.manual_seed(seed)`. `pos` and `when` are those of `Model.generate`: "new" patches no position of
     the prompt, and `when=lambda step: step < 5` no step from the fifth written token on.
     """
-    if n < 1:
-        raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
-    if str(pos) not in ("all", "new"):
-        raise PatchError(f"pos is 'all' (the prompt and what is written) or 'new', not {pos!r}.")
-    if "max_new_tokens" in options:
-        raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
+    found = checked_options(n, pos, options)
     given = [name for name in NOT_TOGETHER if options.get(name) not in (None, 1)]
     if given:
         raise InputMismatchError(
             f"a sweep writes one text in each world, so that {given[0]!r} means nothing there. Leave it out, "
             "or write one world at a time with `model.generate`."
         )
-    for option in OPTIONS.keys() & options.keys():
-        expect(option, options[option], OPTIONS[option])
-    return Writing(n, pos, when, seed, dict(options))
+    return Writing(n, pos, when, seed, found)
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,11 +209,7 @@ class WritingSweep(Runnable[WrittenTexts]):
         given = prompt_inputs(model, conversation(base, reads), reads)
         model.expect_known_ids(given)
         ids, mask = given["input_ids"], given["attention_mask"].long()
-        if not bool(mask[:, -1].bool().all()):
-            raise InputMismatchError(
-                "the prompts are padded on the right, so that the model would go on from padding. Pad them "
-                "on the left, or give texts, which are padded so."
-            )
+        expect_padded_in_front(mask)
         self.prompts = Prompts(ids, mask)
         lengths = sorted({*self.prompts.lengths})
         self.own, self.selectors = OwnSources(model), as_selectors(sites)

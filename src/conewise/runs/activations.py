@@ -22,7 +22,7 @@ from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import run_sources, stream
 from conewise.reactive.world import World
 from conewise.runs.captured import Captured
-from conewise.runs.inputs import tokens_of
+from conewise.runs.inputs import token_inputs, tokens_of
 from conewise.runs.run import Run, bound, sizes_of
 
 if TYPE_CHECKING:
@@ -104,10 +104,13 @@ def activations(
     starts = np.cumsum([0, *counts])
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     nodes = sorted({one.node for one in found} | {one.result.weight for one in found if one.result})
+    leaves = [leaf.name for leaf in model.program.inputs]
+    name = "input_ids" if "input_ids" in leaves else leaves[0]
     values: Tensor | None = None
     with bar(progress, len(rows), None) as tell, computing():
         for some in _batches(order, rows, batch):
-            inputs = _inputs(model, [rows[number] for number in some])
+            tokens = torch.tensor([rows[number] for number in some])
+            inputs = bound(model, (), token_inputs(model, tokens, name))
             sources = run_sources(model.program, inputs)
             world = World.partial(model.graph, stream(model.graph, sources, nodes) | sources)
             run = Run(model, world, sizes_of(model, inputs), inputs)
@@ -165,17 +168,6 @@ def _token_rows(model: Captured, texts: Sequence[Any]) -> list[list[int]]:
             raise PromptError(f"text {number} is {describe(one)}: give a text, or a row of tokens.")
         rows.append(row)
     return rows
-
-
-def _inputs(model: Captured, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """The inputs of texts of one length: tokens, and a mask that hides nothing where the model takes one."""
-    leaves = {leaf.name: leaf for leaf in model.program.inputs}
-    name = "input_ids" if "input_ids" in leaves else next(iter(leaves))
-    tokens = torch.tensor(rows, dtype=leaves[name].dtype, device=leaves[name].device)
-    given = {name: tokens}
-    if (mask := leaves.get("attention_mask")) is not None:
-        given["attention_mask"] = torch.ones(tokens.shape, dtype=mask.dtype, device=mask.device)
-    return bound(model, (), given)
 
 
 def _places(model: Captured, sites: Selector | PlaceLike) -> tuple[list[Place], list[int] | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from conewise.errors import DecompositionError, MissingSiteError
 from conewise.extras import needs
 from conewise.program.records import ATTENTION, Ref
 from conewise.program.tensors import computing
-from conewise.runs.decomposition import expect_prompt
+from conewise.runs.decomposition import Drawn, expect_prompt
 from conewise.runs.values import Values, reader
 from conewise.templates import Heatmap, beside, heading, note, shown
 from conewise.text.tokens import position_labels
@@ -36,7 +35,7 @@ SHOWN = 12
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionPatterns:
+class AttentionPatterns(Drawn):
     """Attention weights: `tensor` is [layer, batch, head, query, key]. Each query's weights add up to 1."""
 
     layers: tuple[int, ...]
@@ -100,12 +99,6 @@ class AttentionPatterns:
             queries=self.labels[prompt][-drawn.shape[2] :],
             keys=self.labels[prompt],
         )
-
-    def save_image(self, path: str | Path, layer: int, *, prompt: int = 0) -> Path:
-        """Write a layer's picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
-        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
-
-        return save_image(self.plot(layer, prompt=prompt), path)
 
     def _repr_html_(self) -> str:
         layers, _, heads = self.tensor.shape[:3]

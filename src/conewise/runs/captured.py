@@ -7,10 +7,10 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from conewise.anatomy.axes import View
 from conewise.anatomy.listing import Listing
@@ -46,28 +46,20 @@ BEHIND_KEPT = 256
 """The number of answers of `Captured.behind` that are kept."""
 
 
-class Operation(Protocol):
-    """The result of a step on a model: a module, its program, its sites, and how to make that again."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a step makes of a model: a module, what it computes, its sites, and how to make that again.
 
-    @property
-    def module(self) -> Any:
-        """A copy of the module, with the step in it."""
+    `reasons`: why the module may compute otherwise than the program. `at` is the node or the edge of the
+    graph at which a block was put in; None where something else was done.
+    """
 
-    @property
-    def program(self) -> Program:
-        """The program that it computes."""
-
-    @property
-    def sites_of(self) -> Callable[[Program], SiteTable]:
-        """The sites of the program."""
-
-    @property
-    def again(self) -> Callable[[], Program]:
-        """Makes the program once more, of what was put in as it is then."""
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The reasons why the module may compute otherwise than the program."""
+    module: Any
+    program: Program
+    sites_of: Callable[[Program], SiteTable]
+    again: Callable[[], Program]
+    reasons: tuple[str, ...] = ()
+    at: str | tuple[str, tuple[str, ...]] | None = None
 
 
 class Captured:
@@ -288,7 +280,7 @@ class Captured:
         self._supports: dict[tuple[int, tuple[str, ...]], frozenset[int]] = {}
         self._bytes: dict[tuple[tuple[int, ...], ...], dict[str, int]] = {}
 
-    def _made_of(self, step: Any, made: Operation, doing: Callable[[str], None]) -> Self:
+    def _made_of(self, step: Any, made: Made, doing: Callable[[str], None]) -> Self:
         """The model that a step makes of this one, which stays as it is."""
         model = object.__new__(type(self))
         model.tokenizer, model.label, model._batch_dim = self.tokenizer, self.label, self._batch_dim

@@ -1,28 +1,31 @@
-"""The residual stream taken apart: what heads, layers or components have in it at a place."""
+"""The residual stream taken apart: what heads, layers or components have in it, and add to a metric."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from conewise.anatomy.components import Components, Reader, Writer
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import PlaceLike, as_place
 from conewise.anatomy.wiring import SAME, AffinePath, affine_path
-from conewise.arguments import checked
+from conewise.arguments import Count, checked
 from conewise.circuits.readers import AffineWalk, Rows, StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
-from conewise.errors import DecompositionError, EdgeError
+from conewise.circuits.stream_parts import TOLERANCES
+from conewise.errors import DecompositionError, EdgeError, MetricError
 from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Program, Record, Ref
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import Read, between, field_names, output_names
+from conewise.runs.metrics import Metric
 from conewise.runs.values import Values, reader
-from conewise.templates import Heatmap, heading, note, shown
+from conewise.templates import Heatmap, bars, heading, note, shown
 from conewise.text.tokens import position_labels
 
 if TYPE_CHECKING:
@@ -243,9 +246,62 @@ class Part:
 BIAS = Part("bias", "bias")
 
 
+class Drawn:
+    """A result that can be drawn."""
+
+    plot: Callable[..., Figure]
+
+    def save_image(self, path: str | Path, *args: Any, **how: Any) -> Path:
+        """Write what `plot` draws as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
+
+        return save_image(self.plot(*args, **how), path)
+
+
+class _OfParts:
+    """Numbers for each of some parts of the stream, which `tensor` has along its first dimension."""
+
+    by: str
+    parts: tuple[Part, ...]
+    tensor: Tensor
+    deviation: float
+    labels: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parts, in the order of computation."""
+        return tuple(part.name for part in self.parts)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The numbers of one part."""
+        if name not in self.names:
+            few = self.names if len(self) <= 8 else (*self.names[:4], "...", *self.names[-3:])
+            raise DecompositionError(f"no part {name!r} here; the parts are {', '.join(few)}.")
+        return self.tensor[self.names.index(name)]
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def _frame(self, has_positions: bool, **values: Tensor) -> pd.DataFrame:
+        """A row for each part and prompt, and each position where there are any."""
+        with needs("tables"):
+            import pandas as pd  # noqa: PLC0415
+
+        part, prompt, *pos = np.indices(next(iter(values.values())).shape).reshape(2 + has_positions, -1)
+        own = {name: [getattr(self.parts[n], name) for n in part] for name in ("kind", "layer", "head")}
+        columns: dict[str, Any] = {"part": [self.names[n] for n in part], **own, "prompt": prompt}
+        if has_positions:
+            columns |= {
+                "pos": pos[0],
+                "token": [self.labels[n][p] for n, p in zip(prompt, pos[0], strict=True)],
+            }
+        columns |= {name: value.flatten().tolist() for name, value in values.items()}
+        return pd.DataFrame(columns).astype({"layer": "Int64", "head": "Int64"})
+
+
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class Decomposition:
+class Decomposition(_OfParts, Drawn):
     """The parts of the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
 
     The parts add up to `stream`, [batch, pos, d_model]. That was checked: they differ by `deviation` of its
@@ -262,18 +318,6 @@ class Decomposition:
     allowed: float
     labels: tuple[tuple[str, ...], ...]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the parts, in the order of computation."""
-        return tuple(part.name for part in self.parts)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """One part, [batch, pos, d_model]."""
-        return self.tensor[index_of(self.names, name)]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
     def along(self) -> Tensor:
         """Return each part's length along the stream, [part, batch, pos]: these add up to its norm."""
         stream = self.stream.double()
@@ -283,47 +327,20 @@ class Decomposition:
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each part, prompt and position: its norm, and how far it goes along the stream."""
-        with needs("tables"):
-            import pandas as pd  # noqa: PLC0415
-
-        norms, along = self.tensor.double().norm(dim=-1).tolist(), self.along().tolist()
-        rows = [
-            {
-                "part": part.name,
-                "kind": part.kind,
-                "layer": part.layer,
-                "head": part.head,
-                "prompt": prompt,
-                "pos": pos,
-                "token": label,
-                "norm": norms[at][prompt][pos],
-                "along": along[at][prompt][pos],
-            }
-            for at, part in enumerate(self.parts)
-            for prompt, labels in enumerate(self.labels)
-            for pos, label in enumerate(labels)
-        ]
-        return pd.DataFrame(rows).astype({"layer": "Int64", "head": "Int64"})
+        return self._frame(True, norm=self.tensor.double().norm(dim=-1), along=self.along())
 
     def plot(self, *, prompt: int = 0) -> Figure:
         """A heatmap for one prompt: how far each part goes along the stream at each position."""
         from conewise.runs.figures import heatmap  # noqa: PLC0415  # needs plotly
 
-        along = self.along()[:, expect_prompt(prompt, len(self.labels))]
         return heatmap(
-            along,
+            self.along()[:, expect_prompt(prompt, len(self.labels))],
             rows=self.names,
             columns=self.labels[prompt],
             title=f"What is in {self.place}, by {self.by}",
             measure="along the stream",
             row_title=self.by,
         )
-
-    def save_image(self, path: str | Path, *, prompt: int = 0) -> Path:
-        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
-        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
-
-        return save_image(self.plot(prompt=prompt), path)
 
     def _repr_html_(self) -> str:
         along = self.along()[:, 0].tolist()
@@ -337,14 +354,6 @@ class Decomposition:
             f"Decomposition of {self.place} by {self.by}: {len(self)} parts, {batch} × {pos} × {width}; they "
             f"add up within {self.deviation:.1e} of its largest value"
         )
-
-
-def index_of(names: tuple[str, ...], name: str) -> int:
-    """The number of a part. Raises DecompositionError for one that is not there."""
-    if name not in names:
-        shown = ", ".join(names if len(names) <= 8 else [*names[:4], "...", *names[-3:]])
-        raise DecompositionError(f"no part {name!r} here; the parts are {shown}.")
-    return names.index(name)
 
 
 def expect_prompt(prompt: int, prompts: int) -> int:
@@ -475,6 +484,191 @@ def _compared(
     if not apart <= allowed:
         raise DecompositionError(
             f"the parts do not add up to {place}: they differ by {apart:.1e} of its largest value, and "
+            f"{allowed:.0e} is allowed for rounding.{patches_in_the_way(run)}"
+        )
+    return apart, allowed
+
+
+# -- direct logit attribution ----------------------------------------------------------------------
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class LogitAttribution(_OfParts, Drawn):
+    """The contributions of parts to a metric: `tensor` is [part, prompt], or [part, prompt, pos] by position.
+
+    The norm's scale is as it is in the run. The parts add up to `numbers`, the metric itself, [prompt] or
+    [prompt, pos]. That was checked: they differ by `deviation` of what is added up, which is rounding;
+    `allowed` was allowed. `bias` is what no component wrote: biases of projections, of the final norm and of
+    the unembedding.
+    """
+
+    by: str
+    metric: str
+    parts: tuple[Part, ...]
+    tensor: Tensor
+    numbers: Tensor
+    deviation: float
+    allowed: float
+    labels: tuple[tuple[str, ...], ...]
+
+    @property
+    def has_positions(self) -> bool:
+        """True if there is a number for each position."""
+        return self.tensor.ndim == 3
+
+    def strongest(self, top: Count = 5) -> list[tuple[str, float]]:
+        """The parts that add or take the most, by their mean over prompts (and positions)."""
+        means = self.tensor.flatten(1).mean(1).tolist()
+        order = sorted(range(len(means)), key=lambda at: -abs(means[at]))
+        return [(self.parts[at].name, means[at]) for at in order[:top]]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each part and prompt, and each position where there are several."""
+        return self._frame(self.has_positions, value=self.tensor)
+
+    def plot(self, *, prompt: int | None = None) -> Figure:
+        """The mean over prompts, or one prompt: heads by layer as a heatmap, anything else as bars.
+
+        By position, parts are rows and positions columns, of one prompt (the first unless it is named).
+        """
+        from conewise.runs.figures import bars as drawn_bars  # noqa: PLC0415  # needs plotly
+        from conewise.runs.figures import heatmap  # noqa: PLC0415
+
+        title = f"What each {self.by} adds to {self.metric}"
+        if self.has_positions:
+            at = expect_prompt(prompt or 0, len(self.labels))
+            return heatmap(
+                self.tensor[:, at],
+                rows=self.names,
+                columns=self.labels[at],
+                title=title,
+                measure=self.metric,
+                row_title=self.by,
+            )
+        prompts = self.tensor.shape[1]
+        values = self.tensor.mean(1) if prompt is None else self.tensor[:, expect_prompt(prompt, prompts)]
+        if self.by != "head":
+            return drawn_bars(values, names=self.names, title=title, measure=self.metric)
+        table, rows, columns = by_layer_and_head(self.parts, values)
+        return heatmap(
+            table,
+            rows=rows,
+            columns=columns,
+            title=title,
+            measure=self.metric,
+            row_title="layer",
+            column_title="head",
+        )
+
+    def _repr_html_(self) -> str:
+        ranked = [(name, value, f"{value:+.4g}") for name, value in self.strongest(12)]
+        return shown(heading(repr(self)), bars(ranked), note("Blue raises the metric, red lowers it."))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:+.3g}" for name, value in self.strongest(3))
+        return (
+            f"LogitAttribution of {self.metric} by {self.by}: {len(self)} parts, which add up to it within "
+            f"{self.deviation:.1e}; the largest: {shown}"
+        )
+
+
+def by_layer_and_head(parts: Sequence[Part], values: Tensor) -> tuple[Tensor, list[str], list[str]]:
+    """Numbers of heads and MLPs by layer, heads first; what enters, and biases, are rows of their own."""
+    layers = sorted({part.layer for part in parts if part.layer is not None})
+    heads = max((part.head for part in parts if part.head is not None), default=-1) + 1
+    others = [part for part in parts if part.layer is None]
+    rows = [*(str(layer) for layer in layers), *(part.name for part in others)]
+    table = torch.full((len(rows), heads + 1), float("nan"), dtype=torch.float64)
+    for part, value in zip(parts, values.double().cpu(), strict=True):
+        row = rows.index(part.name) if part.layer is None else layers.index(part.layer)
+        table[row, heads if part.head is None else part.head] = value
+    return table, rows, [*map(str, range(heads)), "MLP"]
+
+
+def expect_linear(metric: Metric) -> None:
+    """Raise MetricError for a metric that is no sum of logits."""
+    if not metric.linear:
+        raise MetricError(
+            f"{metric.name!r} is no sum of logits, so what each part adds to it is not defined. Attribute "
+            "`cw.logit(...)` or `cw.logit_diff(...)`; effects on any metric are those of a sweep."
+        )
+
+
+def attribute(
+    run: Values,
+    metric: Metric,
+    numbers: Tensor,
+    by: str = "head",
+    *,
+    pos: str = "last",
+    stack: str = "",
+    tokenizer: Any = None,
+) -> LogitAttribution:
+    """Attribute a metric whose value is `numbers`, [prompt]; see `Run.logit_attribution`."""
+    expect_way(by)
+    if pos not in {"last", "all"}:
+        raise DecompositionError(f"pos={pos!r}: it is 'last', as metrics read it, or 'all'.")
+    facts = facts_of(run, stack)
+    way, prompts = _unembedding(facts, logits_name(run)), numbers.shape[0]
+    parts, tensor, constant = parts_at(run, facts, way.reader.entry, by)
+    tokens = tuple(dict.fromkeys(token for row in metric.linear for token, _ in row))
+    coefficients = _coefficients(metric.linear, tokens, prompts).to(tensor.device)
+    shares = way.shares(reader(run), tensor, constant, tokens, prompts)
+    picked = (lambda value: _at_last(value, metric.behind)) if pos == "last" else (lambda value: value)
+    added = torch.einsum("nptk,pk->npt", picked(shares.parts).double(), coefficients)
+    rest = torch.einsum("ptk,pk->pt", picked(shares.rest).double(), coefficients)
+    logits = picked(by_position(run.model.program, way.output, reader(run)(way.output), prompts))
+    whole = torch.einsum("ptk,pk->pt", logits[..., list(tokens)].double(), coefficients)
+    if pos == "last":
+        whole = numbers[:, None].to(whole)
+    if bool(rest.any()):
+        parts, added = (*parts, BIAS), torch.cat([added, rest[None]])
+    deviation, allowed = _compared_with_metric(run, facts, way, metric.name, added, whole)
+    labels = position_labels(run.inputs, tokenizer, prompts, shares.rest.shape[1])
+    if pos == "last":
+        behind = metric.behind or (0,) * prompts
+        labels = tuple((row[len(row) - 1 - one],) for row, one in zip(labels, behind, strict=True))
+        added, whole = added[..., 0], whole[:, 0]
+    return LogitAttribution(by, metric.name, parts, added.cpu(), whole.cpu(), deviation, allowed, labels)
+
+
+def _at_last(value: Tensor, behind: Sequence[int]) -> Tensor:
+    """[..., prompt, 1, token] at the position of each prompt, which has so many `behind` it."""
+    length, prompts = value.shape[-2], value.shape[-3]
+    at = torch.tensor([length - 1 - one for one in behind or [0]], device=value.device).expand(prompts)
+    return value[..., torch.arange(prompts, device=value.device), at, :].unsqueeze(-2)
+
+
+def _unembedding(facts: EdgeFacts, logits: str | None) -> Unembedding:
+    """Found once, and kept with what is known of the model."""
+    kept: Unembedding | None = vars(facts).get("unembedding")
+    if kept is None:
+        kept = vars(facts)["unembedding"] = Unembedding(facts, logits)
+    return kept
+
+
+def _coefficients(linear: Any, tokens: tuple[int, ...], prompts: int) -> Tensor:
+    """[prompt, token]: what each logit is multiplied with."""
+    found = torch.zeros(prompts, len(tokens), dtype=torch.float64)
+    for prompt in range(prompts):
+        for token, coefficient in linear[prompt if len(linear) > 1 else 0]:
+            found[prompt, tokens.index(token)] += coefficient
+    return found
+
+
+def _compared_with_metric(
+    run: Values, facts: EdgeFacts, way: Unembedding, name: str, added: Tensor, whole: Tensor
+) -> tuple[float, float]:
+    """Return the distance of the parts from the metric, as a share of what is added up; and the limit."""
+    behind = [allowed for dtype, allowed in TOLERANCES.items() if dtype in way.dtypes]
+    allowed = max(facts.parts.tolerance(way.reader.entry), *behind)
+    sizes = added.abs().sum(0).clamp(min=1e-30)
+    shares = torch.where(whole.isfinite(), difference(added.sum(0), whole) / sizes, 0.0)
+    apart = float(shares.max())
+    if not apart <= allowed:
+        raise DecompositionError(
+            f"the parts do not add up to {name}: they differ by {apart:.1e} of what is added up, and "
             f"{allowed:.0e} is allowed for rounding.{patches_in_the_way(run)}"
         )
     return apart, allowed

@@ -279,15 +279,7 @@ def generate(
             f"{model.name} reads with an encoder and writes with a decoder: which positions a patch is meant "
             "for is not defined there. Patch runs of it: `model.run(...).fork()`."
         )
-    if n < 1:
-        raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
-    if str(pos) not in ("all", "new"):
-        raise PatchError(f"pos is 'all' (the prompt and what is written) or 'new', not {pos!r}.")
-    if "max_new_tokens" in options:
-        raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
-    for option in OPTIONS.keys() & options.keys():
-        expect(option, options[option], OPTIONS[option])
-    options = dict(options)
+    options = checked_options(n, pos, options)
     if isinstance(prompt, Tensor) and "attention_mask" in options:
         prompt = {"input_ids": prompt, "attention_mask": options.pop("attention_mask")}
     given = prompt_inputs(model, prompt, tokenizer)
@@ -304,12 +296,7 @@ def generate(
         options["tokenizer"] = tokenizer
     model.expect_known_ids(given)
     mask, length = given["attention_mask"], int(given["input_ids"].shape[1])
-    hidden = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.bool().all())
-    if hidden and not bool(mask[:, -1].bool().all()):
-        raise InputMismatchError(
-            "the prompts are padded on the right, so that the model would go on from padding. Pad them on "
-            "the left, or give texts, which are padded so."
-        )
+    hidden = expect_padded_in_front(mask)
     made = [
         step_patch(model, place, value, is_new=pos == "new", when=when)
         for at, value in _pairs(patches)
@@ -341,6 +328,30 @@ def generate(
     if tokenizer is not None:
         texts = tuple(tokenizer.batch_decode(ids[:, length:], skip_special_tokens=True))
     return Written(ids, length, texts, returned)
+
+
+def checked_options(n: int, pos: Positions, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `generate`. Raises InputMismatchError or PatchError for one that means nothing."""
+    if n < 1:
+        raise InputMismatchError(f"n={n}: give how many tokens to write at most, 1 or more.")
+    if str(pos) not in ("all", "new"):
+        raise PatchError(f"pos is 'all' (the prompt and what is written) or 'new', not {pos!r}.")
+    if "max_new_tokens" in options:
+        raise InputMismatchError("n says how many tokens to write at most: leave out max_new_tokens.")
+    for option in OPTIONS.keys() & options.keys():
+        expect(option, options[option], OPTIONS[option])
+    return dict(options)
+
+
+def expect_padded_in_front(mask: Any) -> bool:
+    """Raise InputMismatchError for prompts that are padded behind; return True for those padded in front."""
+    hidden = isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.bool().all())
+    if hidden and not bool(mask[:, -1].bool().all()):
+        raise InputMismatchError(
+            "the prompts are padded on the right, so that the model would go on from padding. Pad them on "
+            "the left, or give texts, which are padded so."
+        )
+    return hidden
 
 
 def expect_writes(model: Captured) -> Any:

@@ -20,15 +20,7 @@ from conewise.program.records import SIZES, Program, Record
 from conewise.program.tensors import Tensor, recordable, recording
 from conewise.program.walk import Read, WalkStep, assembled, plan_walk
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import (
-    Metric,
-    applied,
-    applied_to_sites,
-    applied_whole,
-    at_run,
-    expect_prompts,
-    nodes_read,
-)
+from conewise.runs.metrics import Metric, applied, at_run, expect_prompts, nodes_read
 from conewise.runs.spreading import spread
 from conewise.runs.values import Edit, applied_in_turn
 
@@ -264,29 +256,28 @@ class Tape:
         self, metric: Metric, values: Recorded, inputs: Mapping[str, Tensor], narrow: Narrow | None = None
     ) -> tuple[Tensor, bool]:
         """A metric of values, [prompt], and whether it is one number for all prompts."""
-        prompts, targets = self._outputs.prompts(inputs), nodes_read(self._program, metric)
-        if metric.reads:
-            metric = at_run(metric, self.model, inputs, targets[0])
-            outputs = assembled(self._program, values, self.sizes) if metric.whole else None
-            numbers = applied_to_sites(
-                metric,
-                lambda one: one.view.present(values[one.node], self.sizes)[None],
-                prompts,
-                outputs,
-            )[0]
-            if numbers.ndim > 1:
-                raise GradientError(
-                    f"the metric {metric.name!r} is {numbers[0].numel()} numbers, and gradients are of one. "
-                    "Say which (`cw.site(..., latent=7)`), or give a direction: `cw.read(site, direction=v)`."
-                )
-            return numbers, False
-        if metric.whole:
-            found = metric.compute(assembled(self._program, values, self.sizes))
-            is_shared = not isinstance(found, Tensor) or found.ndim == 0
-            return applied_whole(replace(metric, compute=lambda _: found), None, prompts)[0], is_shared
-        metric = at_run(metric, self.model, inputs, targets[0])
-        stack = self._outputs.arranged(targets[0], values[targets[0]], 1, prompts)
-        return applied(metric if narrow is None else narrow.metric(metric), stack)[0], False
+        prompts, target = self._outputs.prompts(inputs), nodes_read(self._program, metric)[0]
+        metric, returned = at_run(metric, self.model, inputs, target), list[Any]()
+        if narrow is not None and metric.is_of_output:
+            metric = narrow.metric(metric)
+
+        def compute(*given: Any) -> Any:
+            returned.append(metric.compute(*given))
+            return returned[0]
+
+        numbers = applied(
+            replace(metric, compute=compute),
+            prompts,
+            self._outputs.arranged(target, values[target], 1, prompts) if metric.is_of_output else None,
+            lambda one: one.view.present(values[one.node], self.sizes)[None],
+            assembled(self._program, values, self.sizes) if metric.whole else None,
+        )[0]
+        if numbers.ndim > 1:
+            raise GradientError(
+                f"the metric {metric.name!r} is {numbers[0].numel()} numbers, and gradients are of one. "
+                "Say which (`cw.site(..., latent=7)`), or give a direction: `cw.read(site, direction=v)`."
+            )
+        return numbers, metric.whole and not getattr(returned[0], "ndim", 0)
 
     def gradients(
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True

@@ -31,8 +31,11 @@ def text_inputs(model: Captured, texts: str | Sequence[str]) -> dict[str, Tensor
     them.
     """
     expect_tokenizer(model)
-    name = text_input(model.program)
-    tokens = tokens_of(model.tokenizer, texts)
+    return token_inputs(model, tokens_of(model.tokenizer, texts), text_input(model.program))
+
+
+def token_inputs(model: Captured, tokens: Tensor, name: str) -> dict[str, Tensor]:
+    """The model's inputs for tokens [prompt, position], and a mask that hides nothing where it takes one."""
     leaves = {leaf.name: leaf for leaf in model.program.inputs}
     found = {name: tokens.to(leaves[name].device, leaves[name].dtype)}
     if (mask := leaves.get("attention_mask")) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any, overload
@@ -140,15 +140,24 @@ def add(vector: Tensor, scale: float | Sequence[float] = 1.0) -> Intervention | 
         )
     with recording():
         live = vector.clone() if vector.requires_grad else copy_of(vector)
-    vector = live.detach()
+
+    def change(present: Tensor, where: object = "what is written") -> Tensor:
+        expect_fits(live, present, where, "vector to add")
+        return present + scale * live.to(present.device, present.dtype)
+
+    found = changing(f"add(scale={scale})", change, ("add", scale, live.detach()))
+    part = lambda place, _: partial(change, where=place)  # noqa: E731
+    return replace(found, part=part, shift=live.detach(), scale=scale)
+
+
+def changing(name: str, change: Callable[[Tensor], Tensor], described: Sequence[Any]) -> Intervention:
+    """An intervention by a function of what is there, the same one at every place."""
     return Intervention(
-        f"add(scale={scale})",
-        lambda place, _: lambda present: _added(present, live, scale, str(place)),
-        ("add", scale, vector),
+        name,
+        lambda *_: change,
+        tuple(described),
         is_function=True,
-        written=lambda parts_of, base, _: _added(parts_of(base), vector, scale, "what is written"),
-        shift=vector,
-        scale=scale,
+        written=lambda parts_of, base, _: change(parts_of(base)),
     )
 
 
@@ -168,22 +177,49 @@ def _expect_dense(value: Tensor, what: str) -> None:
         raise PatchError(f"{what} {kind}; give a dense tensor with values, `value.to_dense()`.")
 
 
-def _added(part: Tensor, vector: Tensor, scale: float, where: str) -> Tensor:
-    """`part` + scale · vector, the vector along the last axes of the part."""
-    if not _is_tail(vector.shape, part.shape):
+def expect_fits(
+    value: Tensor,
+    present: Tensor | Hole,
+    where: object,
+    what: str = "value",
+    *,
+    is_cast: bool = True,
+    of: str = "",
+) -> None:
+    """Raise PatchError where a tensor does not have the last axes of a part, each as long or of length 1.
+
+    Unless it `is_cast`, it has to have the part's dtype, and lie where the part does.
+    """
+    shape = tuple(present.shape)
+    behind = shape[max(len(shape) - value.ndim, 0) :]
+    if len(behind) != value.ndim or any(
+        one not in (1, b) for one, b in zip(value.shape, behind, strict=True)
+    ):
+        axes = f" ({present.axes})" if isinstance(present, Hole) else ""
         raise PatchError(
-            f"the vector to add at {where} has shape {tuple(vector.shape)}, which is no tail of the part's "
-            f"shape {tuple(part.shape)}."
+            f"{of}the {what} at {where} has shape {tuple(value.shape)}, and the place has {shape}{axes}. "
+            "Give one of that shape, or of its last axes: it is the same for all axes before."
         )
-    return part + scale * vector.to(part.device, part.dtype)
+    if not is_cast and present.dtype not in {None, value.dtype}:
+        raise PatchError(
+            f"the {what} at {where} is {value.dtype}, and the place has {present.dtype}. Convert it first, "
+            f"`value.to({present.dtype})`: nothing is cast."
+        )
+    if not is_cast and present.device not in {None, value.device}:
+        raise PatchError(
+            f"the {what} at {where} lies on {value.device}, and the place on {present.device}. Move it "
+            f"first, `value.to({str(present.device)!r})`: nothing is moved."
+        )
 
 
-def _is_tail(shape: Sequence[int], of: Sequence[int]) -> bool:
-    """True if a value of this shape stands for a part: it has its last axes, each as long or of length 1."""
-    behind = list(of)[max(len(of) - len(shape), 0) :]
-    return len(behind) == len(shape) and all(
-        one in (1, other) for one, other in zip(shape, behind, strict=True)
-    )
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A part to be filled: its shape, its axes in words, its dtype and device where known."""
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: torch.dtype | None
+    device: torch.device | None
 
 
 def masked() -> Intervention:
@@ -271,16 +307,7 @@ def constant(given: Tensor | float) -> Intervention:
         present = base.read(place)
         if not isinstance(value, Tensor):
             return torch.full_like(present, value)
-        if (value.dtype, value.device) != (present.dtype, present.device):
-            raise PatchError(
-                f"the value for {place} is {value.dtype} on {value.device}, and the place has "
-                f"{present.dtype} on {present.device}. Convert it first: nothing is cast or moved."
-            )
-        if not _is_tail(value.shape, present.shape):
-            raise PatchError(
-                f"the value for {place} has shape {tuple(value.shape)}, which is no tail of the part's "
-                f"shape {tuple(present.shape)}."
-            )
+        expect_fits(value, present, place, is_cast=False)
         return value.expand_as(present).clone()
 
     return Intervention(name, part, ("value", value), value=value)
@@ -414,43 +441,42 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
             means.clear()
             made_with[:] = now
 
-    def gather(place: Place) -> None:
-        wanted = _alike(model, place)
+    def averages(read: Callable[[Reading], Mapping[str, Averaged]], keep: Any = None) -> dict[str, Tensor]:
+        """The means over the dataset of what is read of the run of each of its batches."""
         sums: dict[str, tuple[Tensor, Tensor | int]] = {}
         for batch in batches:
-            run = baseline(model, (), batch_of(batch), wanted)
-            for one in wanted:
-                found, value = model.locate(one), run.read(one)
-                shown = found.shown(value, model.program, run.inputs)
-                sums[str(one)] = _averaged(sums.get(str(one)), value, found.view.axes, over, str(one), shown)
+            for name, one in read(baseline(model, (), batch_of(batch), keep)).items():
+                sums[name] = _averaged(sums.get(name), one, over, name)
         if not sums:
             raise PatchError("the mean over a dataset without a batch: give at least one.")
         for name, (total, _) in sums.items():
-            _expect_numbers(total, name)
-        means.update({name: total / count for name, (total, count) in sums.items()})
+            if has_nan(total):
+                raise PatchError(
+                    f"the mean of {name} is NaN: a token of the dataset has NaN there. {NAN_OF_PADDING}"
+                )
+        return {name: total / count for name, (total, count) in sums.items()}
+
+    def read_of(place: Place, run: Reading) -> Averaged:
+        found, value = model.locate(place), run.read(place)
+        return value, found.view.axes, found.shown(value, model.program, run.inputs)
 
     def part(place: Place, base: Reading) -> Tensor:
         whole = Place(place.name, place.layer, place.stack)
         if str(whole) not in means:
-            gather(whole)
-        found, present = model.locate(place), base.read(whole)
-        shown = found.shown(present, model.program, base.inputs)
+            wanted = _alike(model, whole)
+            means.update(averages(lambda run: {str(one): read_of(one, run) for one in wanted}, wanted))
+        present, axes, shown = read_of(whole, base)
         mean = _known(means[str(whole)], present, shown, str(place))
-        return mean[resolved(found.view.axes, place.part, present.shape)].clone()
+        return mean[resolved(axes, place.part, present.shape)].clone()
 
     def written(parts_of: PartsOf, base: Reading, entry: str) -> Tensor:
-        present = parts_of(base)
-        total: tuple[Tensor, Tensor | int] | None = None
-        for batch in batches:
-            run = baseline(model, (), batch_of(batch))
+        def of(run: Reading) -> dict[str, Averaged]:
             parts = parts_of(run)
-            shown = shown_entries(model.program, run.inputs, PARTS, parts.shape, entry)
-            total = _averaged(total, parts, PARTS, over, "what is written", shown)
-        if total is None:
-            raise PatchError("the mean over a dataset without a batch: give at least one.")
-        _expect_numbers(total[0], "what is written")
-        shown = shown_entries(model.program, base.inputs, PARTS, present.shape, entry)
-        return _known(total[0] / total[1], present, shown, "what is written")
+            return {what: (parts, PARTS, shown_entries(model.program, run.inputs, PARTS, parts.shape, entry))}
+
+        what = "what is written"
+        present, _, shown = of(base)[what]
+        return _known(averages(of)[what], present, shown, what)
 
     described = ("mean", per_position, batches, model)
     return Intervention(
@@ -458,18 +484,15 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
     )
 
 
-def _averaged(
-    before: tuple[Tensor, Tensor | int] | None,
-    value: Tensor,
-    axes: Sequence[str],
-    over: Sequence[str],
-    where: str,
-    shown: Tensor | None = None,
-) -> tuple[Tensor, Tensor | int]:
-    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were.
+Averaged = tuple[Tensor, Sequence[str], Tensor | None]
+"""A value, its axes, and which of its entries count, where some are padding."""
 
-    `shown` says which entries count, where some are padding.
-    """
+
+def _averaged(
+    before: tuple[Tensor, Tensor | int] | None, one: Averaged, over: Sequence[str], where: str
+) -> tuple[Tensor, Tensor | int]:
+    """A running sum over the axes `over`, which stay as dimensions of size 1, and how many there were."""
+    value, axes, shown = one
     dims = [dim for dim, axis in enumerate(axes) if axis in over]
     total = value.sum(dims, keepdim=True, dtype=torch.float64)
     count: Tensor | int = math.prod(value.shape[dim] for dim in dims)
@@ -483,14 +506,6 @@ def _averaged(
             f"another leaves {tuple(before[0].shape)}. Give batches of one length."
         )
     return before[0] + total, before[1] + count
-
-
-def _expect_numbers(total: Tensor, where: str) -> None:
-    """Raise PatchError where a sum over the tokens of a dataset is NaN."""
-    if has_nan(total):
-        raise PatchError(
-            f"the mean of {where} is NaN: a token of the dataset has NaN there. {NAN_OF_PADDING}"
-        )
 
 
 def _known(total: Tensor, present: Tensor, shown: Tensor | None, where: str) -> Tensor:
@@ -718,7 +733,7 @@ class OwnSources(Sequence[Intervention]):
             if isinstance(given, Reading):
                 _expect_alike(given, inputs, of)
         seen: set[Any] = set()
-        holes: dict[Any, _Hole] = {}
+        holes: dict[Any, Hole] = {}
         for place in places:
             put = self._put[place.number]
             if put.value is None and put.shift is None:
@@ -731,50 +746,19 @@ class OwnSources(Sequence[Intervention]):
                 seen.add((key, place.number))
                 if key not in holes:
                     holes[key] = self._hole(place, shape_of)
-                _expect_fitting(place, put, holes[key], of)
+                value = put.value if put.value is not None else put.shift
+                what = "vector to add" if put.value is None else "value"
+                if isinstance(value, Tensor):
+                    expect_fits(value, holes[key], place, what, is_cast=put.value is None, of=of)
+                elif value is not None:
+                    _expect_number(value, holes[key].dtype, place)
 
-    def _hole(self, place: Place, shape_of: PartShape) -> _Hole:
+    def _hole(self, place: Place, shape_of: PartShape) -> Hole:
         found, program = self._model.locate(place), self._model.program
         leaves = (leaf for leaf in program.inputs if leaf.name == found.node)
         record = program.record_of.get(found.node) or next(leaves, None)
         dtype, device = (None, None) if record is None else (record.dtype, record.device)
-        return _Hole(tuple(shape_of(found)), ", ".join(found.part_axes), dtype, device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Hole:
-    """A part to be filled: its shape, its axes in words, its dtype and device where known."""
-
-    shape: tuple[int, ...]
-    axes: str
-    dtype: torch.dtype | None
-    device: torch.device | None
-
-
-def _expect_fitting(place: SourcedPlace, put: Intervention, hole: _Hole, of: str) -> None:
-    """Raise PatchError where a value or a shift does not fit."""
-    dtype, device = hole.dtype, hole.device
-    if put.value is not None and not isinstance(put.value, Tensor):
-        _expect_number(put.value, dtype, place)
-        return
-    value = put.value if isinstance(put.value, Tensor) else put.shift
-    assert value is not None
-    if not _is_tail(value.shape, hole.shape):
-        raise PatchError(
-            f"{of}the {'value' if put.shift is None else 'vector to add'} at {place} has shape "
-            f"{tuple(value.shape)}, and the place has {hole.shape} ({hole.axes}). Give one of that shape, "
-            "or of its last axes: it is the same for all axes before."
-        )
-    if put.shift is None and dtype is not None and value.dtype != dtype:
-        raise PatchError(
-            f"the value at {place} is {value.dtype}, and the place has {dtype}. Convert it first, "
-            f"`value.to({dtype})`: nothing is cast."
-        )
-    if put.shift is None and device is not None and value.device != device:
-        raise PatchError(
-            f"the value at {place} lies on {value.device}, and the place on {device}. Move it first, "
-            f"`value.to({str(device)!r})`: nothing is moved."
-        )
+        return Hole(tuple(shape_of(found)), ", ".join(found.part_axes), dtype, device)
 
 
 def _expect_usable(put: Intervention, label: str) -> None:

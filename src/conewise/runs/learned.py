@@ -7,8 +7,9 @@ Its parameters are stacks, with a row for each place: `begin` makes them, `prepa
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +18,74 @@ import torch
 
 from conewise.anatomy.places import Place
 from conewise.arguments import Positive, checked
-from conewise.errors import PatchError
+from conewise.errors import ArgumentError, PatchError
 from conewise.program.tensors import Tensor, recording
-from conewise.runs.hard_concrete import HardConcrete
-from conewise.runs.interventions import Intervention
+from conewise.runs.interventions import Intervention, changing, expect_fits
 from conewise.runs.reading import Reading
+
+
+@dataclass(frozen=True)
+class HardConcrete:
+    """The hard-concrete distribution of gates between 0 and 1 (Louizos et al., 2018).
+
+    A gate has one parameter, the log-odds `log_alpha`. In training its value is random, and has a gradient:
+
+        s = sigmoid((log u − log(1 − u) + log_alpha) / temperature)     u uniform in (0, 1)
+        z = clamp(s · (high − low) + low, 0, 1)
+
+    Because low < 0 and high > 1, z is exactly 0 or exactly 1 with positive probability, so that the expected
+    number of gates that are not 0 (`expected_open`) can be a penalty. A trained gate is not random (`gate`).
+    """
+
+    temperature: float = 2 / 3
+    low: float = -0.1
+    high: float = 1.1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ArgumentError(f"a temperature is a number above 0, not {self.temperature}")
+        if not (-math.inf < self.low < 0 and 1 < self.high < math.inf):
+            raise ArgumentError(
+                f"the interval is stretched to below 0 and above 1, not to {self.low} and {self.high}"
+            )
+
+    def sample(self, log_alpha: Tensor, generator: torch.Generator) -> Tensor:
+        """Return one random gate for each of `log_alpha`, with a gradient to it.
+
+        The numbers are drawn on the generator's device, in `log_alpha`'s dtype but float32 at least, and
+        moved to `log_alpha`'s device: a generator on the CPU gives the same gates on every device.
+        """
+        dtype = torch.promote_types(log_alpha.dtype, torch.float32)
+        tiny = torch.finfo(dtype).eps
+        uniform = torch.rand(log_alpha.shape, generator=generator, dtype=dtype, device=generator.device)
+        uniform = uniform.clamp(tiny, 1 - tiny).to(log_alpha.device)
+        soft = torch.sigmoid((uniform.logit() + log_alpha) / self.temperature)
+        return self._stretched(soft).to(log_alpha.dtype)
+
+    def gate(self, log_alpha: Tensor) -> Tensor:
+        """Return each gate once it is trained: the stretched sigmoid of `log_alpha`, not random."""
+        return self._stretched(torch.sigmoid(log_alpha))
+
+    def probability_open(self, log_alpha: Tensor) -> Tensor:
+        """Return the probability that a sample of each gate is not 0."""
+        return torch.sigmoid(log_alpha - self.temperature * math.log(-self.low / self.high))
+
+    def expected_open(self, log_alpha: Tensor) -> Tensor:
+        """Return how many gates are not 0 in expectation: the expected L0 norm of a sample."""
+        return self.probability_open(log_alpha).sum()
+
+    def log_alpha(self, gate: float) -> float:
+        """Return the parameter with which the trained gate is `gate`, a number between 0 and 1."""
+        if not 0 < gate < 1:
+            raise ArgumentError(f"a gate to begin with lies between 0 and 1, not at {gate}")
+        soft = (gate - self.low) / (self.high - self.low)
+        return math.log(soft / (1 - soft))
+
+    def _stretched(self, soft: Tensor) -> Tensor:
+        return (soft * (self.high - self.low) + self.low).clamp(0, 1)
+
+
+GATES = HardConcrete()
 
 Stacks = Mapping[str, Tensor]
 """Parameters by name, each with a row for each place."""
@@ -180,9 +244,6 @@ class LearnedMask(Learned):
     def penalty(self, own: Stacks) -> Tensor:
         """The expected share of gates that are open."""
         return self.penalised * GATES.probability_open(own["log_alpha"]).mean(-1)
-
-
-GATES = HardConcrete()
 
 
 class LowRank(Rotation):
@@ -410,7 +471,7 @@ def project_out(directions: Tensor) -> Intervention:
         left: Tensor = wide - wide @ own @ own.mT
         return left.to(present.dtype)
 
-    return _function("project_out", change, ("project_out", columns))
+    return changing("project_out", change, ("project_out", columns))
 
 
 @checked
@@ -423,28 +484,11 @@ def multiply(factor: float | Tensor) -> Intervention:
     def change(present: Tensor) -> Tensor:
         if not isinstance(factor, Tensor):
             return present * factor
-        behind = present.shape[max(present.ndim - factor.ndim, 0) :]
-        if len(behind) != factor.ndim or any(
-            f not in {1, p} for f, p in zip(factor.shape, behind, strict=True)
-        ):
-            raise PatchError(
-                f"the factor has shape {tuple(factor.shape)}, which is no tail of the part's shape "
-                f"{tuple(present.shape)}."
-            )
+        expect_fits(factor, present, "the place", "factor")
         return present * factor.to(present.device, present.dtype)
 
     described = factor.detach() if isinstance(factor, Tensor) else factor
-    return _function("multiply", change, ("multiply", described))
-
-
-def _function(name: str, change: Any, described: Sequence[Any]) -> Intervention:
-    return Intervention(
-        name,
-        lambda *_: change,
-        tuple(described),
-        is_function=True,
-        written=lambda parts_of, base, _: change(parts_of(base)),
-    )
+    return changing("multiply", change, ("multiply", described))
 
 
 def as_learned(given: Learned | Intervention) -> Learned:

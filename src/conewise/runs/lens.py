@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from conewise.extras import needs
 from conewise.program.tensors import computing
 from conewise.program.walk import between, described_fields
 from conewise.runs.decomposition import (
+    Drawn,
     by_position,
     difference,
     expect_prompt,
@@ -43,7 +43,7 @@ AT_ONCE = 1 << 24
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class Lens:
+class Lens(Drawn):
     """The likeliest next tokens as the stream has them after each layer: [row, prompt, pos, rank].
 
     `rows` names what was read: "input" is what enters the first layer, "3" what leaves layer 3. `top` are the
@@ -118,12 +118,6 @@ class Lens:
             title=title,
             measure="probability",
         )
-
-    def save_image(self, path: str | Path, *, prompt: int = 0, token: int | str | None = None) -> Path:
-        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
-        from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
-
-        return save_image(self.plot(prompt=prompt, token=token), path)
 
     def _number(self, token: int | str) -> int:
         """Return the index of a token among those that were asked for."""

@@ -20,14 +20,13 @@ from conewise.program.walk import described_fields, field_names, output_names
 from conewise.reactive.table import Rule
 from conewise.runs.attention_patterns import AttentionPatterns, attention_patterns
 from conewise.runs.backward_cost import BackwardCost, backward_cost_of
-from conewise.runs.decomposition import Decomposition, decompose
-from conewise.runs.found_parameters import trained_by
+from conewise.runs.decomposition import Decomposition, LogitAttribution, attribute, decompose, expect_linear
 from conewise.runs.glance import Likely, next_tokens, shown_change
 from conewise.runs.gradients import Gradients, Tape, gradients_of
 from conewise.runs.lens import Lens, lens
-from conewise.runs.logit_attribution import LogitAttribution, attribute, expect_linear
-from conewise.runs.metrics import Metric, as_metric, at_run, expect_prompts, measured
-from conewise.runs.values import Edit, Part, Values, applied_in_turn, node_names, of_values
+from conewise.runs.metric_words import as_metric
+from conewise.runs.metrics import Metric, applied, at_run, expect_prompts, fetched
+from conewise.runs.values import Edit, Part, Values, applied_in_turn, node_names, of_values, trained_by
 from conewise.templates import folded, heading, note, shown, table
 from conewise.text.tokens import expect_decodes
 from conewise.threads import one_thread
@@ -114,7 +113,8 @@ class Reading(Values):
         metric = at_run(metric, self.model, self.inputs, name)
         with self._checked_once():
             value = Outputs(self.model.program).arranged(name, self.value_at(name), 1, prompts)
-            numbers, tokenizer = measured(metric, value)[0], self._tokenizer(tokenizer)
+            numbers = fetched(metric, applied(metric, prompts, value))[0]
+            tokenizer = self._tokenizer(tokenizer)
             return attribute(self, metric, numbers, by, pos=pos, stack=stack, tokenizer=tokenizer)
 
     def lens(self, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:

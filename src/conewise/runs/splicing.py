@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from conewise.anatomy.axes import View
 from conewise.anatomy.places import Index, Place, PlaceLike, Spliced, as_place, site
 from conewise.anatomy.sites import DICTIONARY as KIND
-from conewise.anatomy.sites import Located, Site, SiteTable
+from conewise.anatomy.sites import Located, Site
 from conewise.checks.hooking import Hook, HookedModule
 from conewise.errors import ConewiseError, DictionaryError, describe, nearest_names
 from conewise.program.export import Exported, export
@@ -26,7 +26,7 @@ from conewise.program.records import Program
 from conewise.program.sizes import Size
 from conewise.program.tensors import largest_difference
 from conewise.program.walk import output_names, run_sources, stream
-from conewise.runs.captured import Captured
+from conewise.runs.captured import Captured, Made
 from conewise.runs.reading import Reading
 
 
@@ -143,16 +143,6 @@ class SpliceHook:
             self.splice.read.pop(threading.get_ident(), None)
 
 
-def with_splice(
-    module: nn.Module, name: str, splice: Splice, write: Hook | None, read: Hook | None
-) -> nn.Module:
-    """A copy of the module, with the same tensors, that holds the splice as `name`, and has it at its place.
-
-    Without a hook to `write` at, no module shows the place: the splice is held, and does nothing.
-    """
-    return hold(sharing(module), name, splice, write, read)
-
-
 def hold(
     made: nn.Module, name: str, splice: nn.Module, write: Hook | None, read: Hook | None = None
 ) -> nn.Module:
@@ -220,18 +210,13 @@ class SpliceStep:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Splicing:
-    """A model with a dictionary in it, ready to be held: its module, what it computes, its sites."""
+@dataclass(frozen=True)
+class Splicing(Made):
+    """A model with a dictionary in it, ready to be held."""
 
-    module: nn.Module
-    program: Program
-    reasons: tuple[str, ...]
-    sites_of: Callable[[Program], SiteTable]
+    _: KW_ONLY
     nodes: Nodes
     spliced: Spliced
-    again: Callable[[], Program]
-    """Makes the program once more, of the dictionary as it is then."""
 
     def checked(self, before: Captured, now: Captured) -> Spliced:
         """Return what is known of the dictionary, once the outputs with it were compared with those before.
@@ -279,7 +264,10 @@ def splicing(
     latents = _latents(encode, read_value, source)
     _expect_value(_applied("decode", decode, latents), latents, value, at)
     encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
-    write_at, read_at = _hooks(model, nodes)
+    # What is read is only read: whether others read it elsewhere does not matter.
+    write_at, read_at = hook_at(model, nodes.value), None
+    if nodes.read != nodes.value:
+        read_at = hook_at(model, nodes.read, ())
     is_hooked = write_at is not None and (nodes.read == nodes.value or read_at is not None)
 
     def program_of(encoding: Exported, decoding: Exported) -> Program:
@@ -292,8 +280,9 @@ def splicing(
 
     program = program_of(encoding, decoding)
     try:
-        module = with_splice(
-            model.module, name, Splice(encode, decode), write_at if is_hooked else None, read_at
+        # Without a hook to write at, no module shows the place: the splice is held, and does nothing.
+        module = hold(
+            sharing(model.module), name, Splice(encode, decode), write_at if is_hooked else None, read_at
         )
     except Exception as error:  # a module copies itself as it likes
         raise DictionaryError(
@@ -305,11 +294,11 @@ def splicing(
     return Splicing(
         module,
         program,
-        tuple(dict.fromkeys(reasons)),
         lambda made: model.site_table.operated(made, {nodes.value: nodes.output}, own),
-        nodes,
-        Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
         again,
+        tuple(dict.fromkeys(reasons)),
+        nodes=nodes,
+        spliced=Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
     )
 
 
@@ -461,14 +450,6 @@ def _half(half: str, function: Function, example: Tensor) -> Exported:
     if len(program.outputs) != 1 or getattr(program.outputs[0], "name", None) not in program.varying:
         raise DictionaryError(f"{half} returns something that does not depend on what it is given.")
     return exported
-
-
-def _hooks(model: Captured, nodes: Nodes) -> tuple[Hook | None, Hook | None]:
-    """Find the hooks at which the module shows what is written and what is read; None without one."""
-    if nodes.read == nodes.value:
-        return hook_at(model, nodes.value), None
-    # It is only read: whether others read it elsewhere does not matter.
-    return hook_at(model, nodes.value), hook_at(model, nodes.read, ())
 
 
 def hook_at(

@@ -14,9 +14,9 @@ from conewise.paper.theory.grafts import GraftAt, OrderExtremes, order_extremes
 from conewise.program.records import Program, Record
 from conewise.program.walk import build_graph, compile_rule, output_names, run_sources
 from conewise.reactive.world import World
-from conewise.runs.captured import Captured
+from conewise.runs.captured import Captured, Made
 from conewise.runs.splicing import SpliceStep
-from conewise.surgery.steps import Made, Step
+from conewise.surgery.steps import Step
 from conewise.templates import heading, table
 
 

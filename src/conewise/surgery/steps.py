@@ -24,7 +24,7 @@ from conewise.program.lowering import live
 from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
 from conewise.program.sizes import Size, is_equal
 from conewise.program.walk import bitwise_same, output_names
-from conewise.runs.captured import Captured
+from conewise.runs.captured import Captured, Made
 from conewise.runs.interventions import mean
 from conewise.runs.run import baseline
 from conewise.runs.splicing import example_values, hold, hook_at, sharing
@@ -40,21 +40,6 @@ COLUMNS_APART = 1000
 most so many times the precision of its numbers, as a share of the largest output."""
 MOST_APART = 1e-3
 """An operated module and its program differ by rounding, and by less than this share of the outputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a step makes of a model: a module, what it computes, its sites.
-
-    `at` is the node or the edge of the graph at which a block was put in; None where something else was done.
-    """
-
-    module: nn.Module
-    program: Program
-    sites_of: Callable[[Program], SiteTable]
-    again: Callable[[], Program]
-    reasons: tuple[str, ...] = ()
-    at: str | tuple[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from conewise.program.tensors import (
 )
 from conewise.program.walk import Interpreter, bitwise_same
 from conewise.runs.captured import Captured
-from conewise.runs.metrics import Metric, applied_to_sites, at_run, fetched, flat, measured, measured_whole
+from conewise.runs.metrics import Metric, applied, at_run, fetched, flat
 from conewise.runs.reading import Reading
 from conewise.runs.values import Edit, applied_in_turn
 from conewise.sweeps.execution.batch import Batch
@@ -423,16 +423,10 @@ class Witness:
 
         with computing():
             for metric, node in zip(batch.metrics, self._rerun.targets, strict=True):
-                if metric.reads:
-                    metric = at_run(metric, model, inputs, node)  # noqa: PLW2901
-                    of_sites = applied_to_sites(metric, presented, prompts, outputs)
-                    found.append(flat(fetched(metric, of_sites))[0])
-                elif metric.whole:
-                    found.append(measured_whole(metric, outputs, prompts))
-                else:
-                    metric = at_run(metric, model, inputs, node)  # noqa: PLW2901
-                    stack = self._read.arranged(node, target(node), 1, prompts)
-                    found.append(measured(metric, stack))
+                own = at_run(metric, model, inputs, node)
+                stack = self._read.arranged(node, target(node), 1, prompts) if own.is_of_output else None
+                numbers = applied(own, prompts, stack, presented, outputs)
+                found.append(flat(fetched(metric, numbers))[0])
         return torch.cat(found)
 
 

@@ -38,7 +38,8 @@ from conewise.program.tensors import SPLIT, Tensor, expect_precision
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import OwnSources
-from conewise.runs.metrics import Metric, Vector, as_metrics
+from conewise.runs.metric_words import as_metrics
+from conewise.runs.metrics import Metric, Vector
 from conewise.runs.reading import Reading
 from conewise.runs.spreading import spread
 from conewise.sweeps.batches import Base, Batches

@@ -247,8 +247,9 @@ class Shaped:
                 metrics = [at_run(m, model, inputs[0], target) for m in (self._metric, self._right)]
                 with recording() if records else computing():
                     stack = device.read.arranged(target, outputs[target], one.worlds, len(examples))
-                    loss = applied(metrics[0], stack)
-                    right = applied(metrics[1], stack.detach())
+                    count = len(examples)
+                    loss = applied(metrics[0], count, stack)
+                    right = applied(metrics[1], count, stack.detach())
                 yield values.order, loss, right
 
 

@@ -19,7 +19,13 @@ from conewise.files import as_path, parse_json, read_bounded
 from conewise.program.tensors import Tensor
 from conewise.report.story import TokenizedPair
 from conewise.runs.inputs import token_rows
-from conewise.runs.metrics import Metric, answer_diff, answer_prob, answer_prob_diff, kl_to
+from conewise.runs.metric_words import (
+    kl_to,
+    logit_diff,
+    prob,
+    prob_diff,
+)
+from conewise.runs.metrics import Metric
 from conewise.text.tokens import AnswerReader, token_ids, token_texts
 
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
@@ -364,9 +370,9 @@ class TokenizedPrompts:
         if kind == "kl":
             return kl_to(clean)
         makers: Mapping[str, Callable[..., Metric]] = {
-            "logit_diff": answer_diff,
-            "prob_diff": answer_prob_diff,
-            "prob": answer_prob,
+            "logit_diff": logit_diff,
+            "prob_diff": prob_diff,
+            "prob": prob,
         }
         return makers[kind](
             *([getattr(self, name)[at] for at in self.groups[group]] for name in _READS[kind])

@@ -36,7 +36,8 @@ from conewise.report.story import PATCHES, Story
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import find_embedding
 from conewise.runs.interventions import mean, noise
-from conewise.runs.metrics import Metric, as_metric, logit, takes_rows
+from conewise.runs.metric_words import as_metric, logit, takes_rows
+from conewise.runs.metrics import Metric
 from conewise.runs.run import Run, baseline, bound
 from conewise.sweeps.execution.growth import Holes
 from conewise.sweeps.planning.costs import synchronize

@@ -15,7 +15,7 @@ from conewise.paper.theory.backward import reverse_cost
 from conewise.program.tensors import computing
 from conewise.reactive.gradients import gradients
 from conewise.runs.backward_cost import METRIC, reverse_graph
-from conewise.runs.metrics import as_metric
+from conewise.runs.metric_words import as_metric
 from tests.circuits.edge_models import inputs_of, module_of, run_of
 
 

@@ -35,7 +35,7 @@ from conewise.reactive.gradients import gradients
 from conewise.reactive.graph import Graph
 from conewise.reactive.world import World
 from conewise.runs.backward_cost import METRIC, reverse_graph
-from conewise.runs.metrics import as_metric
+from conewise.runs.metric_words import as_metric
 
 WIDTH: Final = 4
 

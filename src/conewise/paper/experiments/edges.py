@@ -30,7 +30,7 @@ from conewise.paper.theory.greedy import best_width, greedy_cost, speculation, s
 from conewise.paper.theory.parts import EdgeCost, ReaderAt, edge_cost, edge_limit, stack_edge_cost
 from conewise.paper.theory.sweeps import full_cost
 from conewise.reactive.graph import Graft, Graph, chain
-from conewise.runs.metrics import logit_diff
+from conewise.runs.metric_words import logit_diff
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.sweep import Sweep
 

@@ -29,7 +29,7 @@ from conewise.paper.theory.parts import Computed, Rows, RowStack, position_limit
 from conewise.program.records import ATTENTION
 from conewise.program.walk import Rule
 from conewise.reactive.graph import Graph
-from conewise.runs.metrics import logit_diff
+from conewise.runs.metric_words import logit_diff
 from conewise.runs.run import Run
 from conewise.sweeps.execution.wavefront import Wavefront
 from conewise.sweeps.planning.passes import Step

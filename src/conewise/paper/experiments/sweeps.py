@@ -36,7 +36,7 @@ from conewise.paper.theory.sweeps import (
 )
 from conewise.program.foreign import quiet
 from conewise.reactive.graph import Graph
-from conewise.runs.metrics import logit_diff
+from conewise.runs.metric_words import logit_diff
 from conewise.runs.run import Run, baseline
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.sweep import Sweep

@@ -14,15 +14,7 @@ from conewise.anatomy.sites import Located
 from conewise.errors import MetricError
 from conewise.program.tensors import Tensor, computing
 from conewise.program.walk import assembled
-from conewise.runs.metrics import (
-    Metric,
-    applied,
-    applied_to_sites,
-    applied_whole,
-    at_run,
-    fetched,
-    flat,
-)
+from conewise.runs.metrics import Metric, applied, at_run, fetched, flat
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.planner import ModelFacts
@@ -150,16 +142,12 @@ class MetricReader:
         found, batch = [], self.prompts(run)
         with computing():
             for metric in self._of_base if run.inputs is self._inputs else self._placed(run):
-                if metric.reads:
-                    outputs = run.outputs if metric.whole else None
-                    found.append(applied_to_sites(metric, presented_in(run), batch, outputs).clone())
-                    continue
-                if metric.whole:
-                    found.append(applied_whole(metric, run.outputs, batch).clone())
-                    continue
-                target = self._facts.target(metric)
-                (value,) = run.demand([target])
-                found.append(applied(metric, self._facts.read.arranged(target, value, 1, batch)).clone())
+                stack = None
+                if metric.is_of_output:
+                    target = self._facts.target(metric)
+                    stack = self._facts.read.arranged(target, run.demand([target])[0], 1, batch)
+                outputs = run.outputs if metric.whole else None
+                found.append(applied(metric, batch, stack, presented_in(run), outputs).clone())
         return found
 
     def _fetched(self, found: Sequence[Tensor]) -> Tensor:
@@ -219,26 +207,23 @@ class MetricReader:
         def presented(one: Located, chosen: int | None = None) -> torch.Tensor:
             return presented_stack(one, outputs[one.node], worlds, layout, chosen)
 
-        if metric.reads and not metric.whole:
-            return [applied_to_sites(metric, presented, batch).clone()]
         if not metric.whole:
-            target = self._facts.target(metric)
-            if target in columns and metric.among is not None:
-                metric = replace(metric.among(self._column_of), behind=metric.behind)
-            stack = self._facts.read.arranged(target, outputs[target], worlds, batch)
-            return [applied(metric, stack).clone()]  # a view would hold all of the stack
+            stack = None
+            if metric.is_of_output:
+                target = self._facts.target(metric)
+                if target in columns and metric.among is not None:
+                    metric = replace(metric.among(self._column_of), behind=metric.behind)
+                stack = self._facts.read.arranged(target, outputs[target], worlds, batch)
+            return [applied(metric, batch, stack, presented).clone()]  # a view would hold all of the stack
         rows, dims = [], layout.batch_dim
         for world in range(worlds):
             leaves = {
                 name: value if (dim := dims.get(name)) is None else value.chunk(worlds, dim)[world]
                 for name, value in outputs.items()
             }
-            outputs_of_world = assembled(self._facts.program, leaves, layout.sizes(1))
-            if metric.reads:
-                own = partial(presented, chosen=world)
-                rows.append(applied_to_sites(metric, own, batch, outputs_of_world).clone())
-            else:
-                rows.append(applied_whole(metric, outputs_of_world, batch).clone())
+            whole = assembled(self._facts.program, leaves, layout.sizes(1))
+            own = partial(presented, chosen=world)
+            rows.append(applied(metric, batch, presented=own, outputs=whole).clone())
         return rows
 
 

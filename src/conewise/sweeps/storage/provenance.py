@@ -21,7 +21,7 @@ from conewise.jobs.digests import fingerprint, inputs_digest, program_digest
 from conewise.jobs.identity import identified
 from conewise.program.tensors import Tensor
 from conewise.program.weights import Sums
-from conewise.runs import metrics as known_metrics
+from conewise.runs import metric_words as known_metrics
 from conewise.runs.captured import Captured
 from conewise.runs.interventions import Intervention, OwnSources, add, as_intervention, masked, noise
 from conewise.runs.metrics import Metric
