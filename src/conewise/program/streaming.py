@@ -33,7 +33,10 @@ from conewise.program.records import COPIES, REARRANGEMENTS, SELECTIONS, Program
 from conewise.program.rehearsal import is_rehearsal
 
 ALIGNED = 512
-"""The bytes at whose multiples weights begin in a ring."""
+"""The bytes at whose multiples the places of weights begin in a ring."""
+
+CACHE_LINE = 64
+"""Products may round by where weights begin in a line; on the CPU they begin as in their file."""
 
 PIECE_BYTES = 16 << 20
 """So much is read at a time by one thread."""
@@ -47,6 +50,10 @@ Bytes = Any
 
 class Origin(Protocol):
     """The place where the bytes of a weight stay."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins in memory when it is resident, but for whole pages."""
 
     def read(self, out: Bytes, at: int) -> None:
         """Fill `out` with the bytes from `at` on. Raises LoadError."""
@@ -65,6 +72,11 @@ class FilePart:
 
     path: Path
     offset: int
+
+    @property
+    def address(self) -> int:
+        """Where it begins in memory, but for whole pages, when the file is mapped."""
+        return self.offset
 
     def read(self, out: Bytes, at: int) -> None:
         """Fill `out` with the bytes from `at` on. Raises LoadError where the file does not have them."""
@@ -107,6 +119,11 @@ class HostPart:
 
     tensor: Tensor
 
+    @property
+    def address(self) -> int:
+        """Where it begins in memory."""
+        return self.tensor.data_ptr()
+
     def read(self, out: Bytes, at: int) -> None:
         """Fill `out` with the bytes from `at` on."""
         np.copyto(out, as_bytes(self.tensor)[at : at + len(out)])
@@ -144,6 +161,12 @@ class Weight:
     def nbytes(self) -> int:
         """The bytes that it takes on the device."""
         return self.count * self.dtype.itemsize
+
+    @property
+    def shift(self) -> int:
+        """Where it begins in a cache line when it is resident; a converted one has memory of its own."""
+        shift = self.origin.address % CACHE_LINE if self.stored == self.dtype else 0
+        return 0 if shift % self.dtype.itemsize else shift
 
     def read(self, out: Tensor, first: int) -> None:
         """Fill `out` with elements from number `first` on; it lies on the CPU and is contiguous."""
@@ -279,7 +302,7 @@ class Ring:
 
 
 def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    return -(-(size + CACHE_LINE) // ALIGNED) * ALIGNED
 
 
 # ------------------------------------------------------------------------------------------
@@ -416,6 +439,7 @@ class _Memory:
 
     def at(self, place: int, weight: Weight) -> Tensor:
         """A weight in the ring."""
+        place += 0 if self._is_cuda else weight.shift
         return self.bytes[place : place + weight.nbytes].view(weight.dtype).view(weight.shape)
 
     def mark(self) -> Any:
