@@ -9,6 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import conewise as cw
+from conewise.reactive.changes import OWN
 from tests.laws.oracle import stale, wiring
 from tests.laws.scenes import Scene, fresh_rule, fresh_value, scenes
 from tests.laws.worlds import from_scratch, patch_values, values_at_hand, warm
@@ -102,7 +103,7 @@ def act(family: list[cw.World], number: int, action: str, site: str, value: int,
     elif action == "set" and world.graph.is_source(site):
         world.set(site, value)
     elif action == "restore" and site in world.patched:
-        if world._state.changes[world.graph.number(site)].patch is not None and world is family[0]:
+        if OWN in world._state.changes[world.graph.number(site)].patches and world is family[0]:
             world.restore(site)
     elif action == "fork":
         family.append(world.fork())

@@ -355,7 +355,7 @@ def change_as_data(change: NodeChange) -> object:
                 return "ruled", repr(rule)
         return repr(part)
 
-    return as_data(change.patch), as_data(change.given), {e: as_data(p) for e, p in change.edges.items()}
+    return as_data(change.given), {place: as_data(patch) for place, patch in change.patches.items()}
 
 
 def state_as_data(state: State) -> object:

@@ -40,34 +40,39 @@ NATIVE: Final = Native()
 Patch = Fixed | Transformed | NewRule | Native
 
 
+OWN: Final = -1
+"""The place of a patch of the node itself, among those of its edges, whose places are the inputs' numbers."""
+
+
 @dataclass(slots=True)
 class NodeChange:
-    """One world's own change of one node: a patch, the value that a source was given, patches of edges.
+    """One world's own change of one node: patches, of itself and of its edges; and a source's value.
 
     What it leaves open is inherited from the parent world.
     """
 
-    patch: Patch | None = None
+    patches: dict[int, Patch] = field(default_factory=dict)
     given: Fixed | None = None
-    edges: dict[int, Any] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """True if it changes nothing."""
-        return self.patch is None and self.given is None and not self.edges
+        return not self.patches and self.given is None
 
     def over(self, below: NodeChange) -> NodeChange:
         """This change laid over an ancestor's."""
-        return NodeChange(
-            below.patch if self.patch is None else self.patch,
-            below.given if self.given is None else self.given,
-            below.edges | self.edges,
-        )
+        return NodeChange(below.patches | self.patches, below.given if self.given is None else self.given)
 
     def without_native(self) -> NodeChange:
         """The same on a root world, where there is no ancestor to be shielded from."""
-        edges = {site: patch for site, patch in self.edges.items() if not isinstance(patch, Native)}
-        return NodeChange(None if isinstance(self.patch, Native) else self.patch, self.given, edges)
+        return NodeChange(
+            {at: patch for at, patch in self.patches.items() if patch is not NATIVE}, self.given
+        )
+
+    def split(self) -> tuple[Patch | None, dict[int, Patch]]:
+        """Return the patch of the node itself, and those of its edges; without any that is `NATIVE`."""
+        patches = self.without_native().patches
+        return patches.pop(OWN, None), patches
 
 
 NO_CHANGE: Final = NodeChange()
@@ -84,7 +89,7 @@ def effective(
     """
     if merged is NO_CHANGE:
         return (rule, inputs, MISSING) if rule is not None else (None, (), default)
-    patch = None if isinstance(merged.patch, Native) else merged.patch
+    patch, edges = merged.split()
     if isinstance(patch, Fixed):
         return None, (), patch.value
     if rule is None:
@@ -95,7 +100,6 @@ def effective(
         return None, (), given
     if isinstance(patch, NewRule):
         rule = patch.rule
-    edges = {site: own for site, own in merged.edges.items() if not isinstance(own, Native)}
     if edges:
         rule, inputs = _seen_through(rule, inputs, edges)
     if isinstance(patch, Transformed):
@@ -113,18 +117,15 @@ def definition(merged: NodeChange, rule: Rule | None, inputs: tuple[int, ...]) -
     The inputs are a tuple of numbers. All else is compared by identity, since values are opaque. What a fixed
     value hides is not part of it, nor is what a `NATIVE` leaves as the graph has it.
     """
-    patch = None if isinstance(merged.patch, Native) else merged.patch
+    patch, edges = merged.split()
     if isinstance(patch, Fixed):
         return (patch,)
     if rule is None:
         return patch, merged.given
-    edges = {site: own for site, own in merged.edges.items() if not isinstance(own, Native)}
     return patch, None if isinstance(patch, NewRule) else rule, inputs, *map(edges.get, inputs)
 
 
-def _seen_through(
-    rule: Rule, inputs: tuple[int, ...], edges: dict[int, Fixed | Transformed]
-) -> tuple[Rule, tuple[int, ...]]:
+def _seen_through(rule: Rule, inputs: tuple[int, ...], edges: dict[int, Any]) -> tuple[Rule, tuple[int, ...]]:
     """`rule` with some inputs seen through patches, and the inputs that are still read."""
     seen = [edges.get(site) for site in inputs]
     reads = tuple(site for site, patch in zip(inputs, seen, strict=True) if not isinstance(patch, Fixed))

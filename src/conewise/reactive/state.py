@@ -16,6 +16,7 @@ from typing import Any
 from conewise.reactive.changes import (
     INVALID,
     NO_CHANGE,
+    OWN,
     SHARED,
     Definition,
     Fixed,
@@ -32,7 +33,8 @@ from conewise.reactive.ledger import Kind
 from conewise.reactive.table import Rule
 
 Emit = Callable[[Kind, Sequence[int]], None]
-Key = int | tuple[int, int]
+Key = tuple[int, int]
+"""A node, and the place of the patch among its patches."""
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class State:
             node
             for state in self.lineage()
             for node, change in state.changes.items()
-            if change.edges or not isinstance(change.patch, Fixed | None)
+            if any(at != OWN or not isinstance(patch, Fixed) for at, patch in change.patches.items())
         ]
         if not changed:
             return table.rules, table.inputs

@@ -21,8 +21,8 @@ from conewise.reactive.changes import (
     INVALID,
     NATIVE,
     NO_CHANGE,
+    OWN,
     Fixed,
-    Native,
     NewRule,
     NodeChange,
     Patch,
@@ -68,6 +68,10 @@ class Event:
 
 
 Listener = Callable[[Event], None]
+
+
+def _patch_of(value: Any) -> Patch:
+    return Transformed(value) if callable(value) else Fixed(value)
 
 
 class World:
@@ -174,7 +178,7 @@ class World:
         `value(own)`, computed on demand; the site and its cone are invalid. (For a value that can
         itself be called, patch with `lambda _: value`.)
         """
-        self._patch(site, Transformed(value) if callable(value) else Fixed(value), "world.patch")
+        self._patch(self.graph.number(site), OWN, _patch_of(value), "world.patch")
 
     def patch_rule(self, site: Site, rule: Rule) -> None:
         """Let another rule compute the site from the same inputs, in this world only."""
@@ -182,15 +186,18 @@ class World:
             raise WorldError(f"{site!r} is a source: it has no rule. Use `world.set` or `world.patch`.")
         if not callable(rule):
             raise WorldError(f"the rule for {site!r} is {rule!r}, which cannot be called.")
-        self._patch(site, NewRule(rule), "world.patch_rule")
+        self._patch(self.graph.number(site), OWN, NewRule(rule), "world.patch_rule")
 
-    def _patch(self, site: Site, patch: Patch, action: str) -> None:
-        node = self.graph.number(site)
+    def patch_edge(self, edge: Edge, value: Any) -> None:
+        """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
+        site, reader = self.graph.edge(edge)
+        self._patch(reader, site, _patch_of(value), "world.patch_edge")
+
+    def _patch(self, node: int, place: int, patch: Patch, action: str) -> None:
         self._ready_to_change(action)
-        state = self._state
-        change = state.changes.get(node, NO_CHANGE)
-        new = NodeChange(patch, change.given, change.edges)
-        self._make(state.patch, node, new, node, change.patch is None)
+        change = self._state.changes.get(node, NO_CHANGE)
+        new = NodeChange(change.patches | {place: patch}, change.given)
+        self._make(self._state.patch, node, new, (node, place), place not in change.patches)
 
     def restore(self, site: Site) -> None:
         """Take the patch at a site away.
@@ -199,41 +206,25 @@ class World:
         nothing is recomputed; patches taken away in the reverse order of their making all do so.
         In a fork, a patch that the parent made is taken away for this fork only.
         """
-        node = self.graph.number(site)
-        self._ready_to_change("world.restore")
-        state = self._state
-        change, inherited = state.changes.get(node, NO_CHANGE), state.inherited(node)
-        is_inherited = inherited.patch is not None and not isinstance(inherited.patch, Native)
-        if isinstance(change.patch, Native) or (change.patch is None and not is_inherited):
-            raise NotPatchedError(repr(site), self.patched)
-        new = NodeChange(NATIVE if is_inherited else None, change.given, change.edges)
-        self._make(state.restore, node, new, node, not is_inherited)
-
-    def patch_edge(self, edge: Edge, value: Any) -> None:
-        """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
-        site, reader = self.graph.edge(edge)
-        self._ready_to_change("world.patch_edge")
-        state = self._state
-        change = state.changes.get(reader, NO_CHANGE)
-        patch = Transformed(value) if callable(value) else Fixed(value)
-        new = NodeChange(change.patch, change.given, change.edges | {site: patch})
-        self._make(state.patch, reader, new, (site, reader), site not in change.edges)
+        self._restore(self.graph.number(site), OWN, "world.restore", repr(site))
 
     def restore_edge(self, edge: Edge) -> None:
         """Let the reader see the real value of that input again; see `restore`."""
         site, reader = self.graph.edge(edge)
-        self._ready_to_change("world.restore_edge")
+        self._restore(reader, site, "world.restore_edge", f"the edge {edge[0]!r} -> {edge[1]!r}")
+
+    def _restore(self, node: int, place: int, action: str, name: str) -> None:
+        self._ready_to_change(action)
         state = self._state
-        change = state.changes.get(reader, NO_CHANGE)
-        inherited = state.inherited(reader).edges.get(site, NATIVE)
-        is_inherited = not isinstance(inherited, Native)
-        if isinstance(change.edges.get(site, inherited), Native):
-            raise NotPatchedError(f"the edge {edge[0]!r} -> {edge[1]!r}", self.patched)
-        edges = {other: patch for other, patch in change.edges.items() if other != site}
-        if is_inherited:
-            edges[site] = NATIVE
-        new = NodeChange(change.patch, change.given, edges)
-        self._make(state.restore, reader, new, (site, reader), not is_inherited)
+        change = state.changes.get(node, NO_CHANGE)
+        inherited = state.inherited(node).patches.get(place, NATIVE)
+        if change.patches.get(place, inherited) is NATIVE:
+            raise NotPatchedError(name, self.patched)
+        patches = {at: patch for at, patch in change.patches.items() if at != place}
+        if inherited is not NATIVE:
+            patches[place] = NATIVE
+        new = NodeChange(patches, change.given)
+        self._make(state.restore, node, new, (node, place), inherited is NATIVE)
 
     def set(self, site: Site, value: Any) -> None:
         """Give a source another value in this world. Invalidates its cone."""
@@ -246,7 +237,7 @@ class World:
             )
         state = self._state
         change = state.changes.get(node, NO_CHANGE)
-        new = NodeChange(change.patch, Fixed(value), change.edges)
+        new = NodeChange(change.patches, Fixed(value))
         self._make(state.set_source, node, new)
 
     def _make(self, change: Callable[..., list[int]], *args: Any) -> None:
@@ -261,8 +252,8 @@ class World:
         """The patches and set sources of this world itself: sites, then edges as 'input -> reader'."""
         self.graph.journal.recover()
         name, changes = self.graph.name, self._state.changes
-        sites = [name(n) for n, s in changes.items() if s.patch is not None or s.given is not None]
-        edges = [f"{name(site)} -> {name(n)}" for n, s in changes.items() for site in s.edges]
+        sites = [name(n) for n, s in changes.items() if OWN in s.patches or s.given is not None]
+        edges = [f"{name(at)} -> {name(n)}" for n, s in changes.items() for at in s.patches if at != OWN]
         return (*sites, *edges)
 
     # -- demand ------------------------------------------------------------------------------
@@ -405,7 +396,7 @@ class World:
                         "Restore it there, or close that world, first."
                     )
             for site, reader in change.cut:
-                if reader in state.changes and site in state.changes[reader].edges:
+                if reader in state.changes and site in state.changes[reader].patches:
                     raise InUseError(
                         f"{change.action} would take away the edge {name(site)!r} -> {name(reader)!r}, "
                         "which is patched in a world. Restore it there, or close that world, first."

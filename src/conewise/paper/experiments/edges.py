@@ -323,7 +323,7 @@ def spent_on(script: Sequence[bool], width: int) -> Spent:
     return greedy.spent
 
 
-def expected(candidates: int, width: int, right: Fraction) -> list[Fraction]:
+def expected(candidates: int, width: int, right: Fraction) -> tuple[Fraction, ...]:
     """Return stacks, worlds and worlds in vain on average, by running the search over every script."""
     totals = [Fraction(0)] * 3
     for script in product((True, False), repeat=candidates):
@@ -331,4 +331,4 @@ def expected(candidates: int, width: int, right: Fraction) -> list[Fraction]:
         spent = spent_on(script, width)
         for place, count in enumerate((spent.stacks, spent.worlds, spent.in_vain)):
             totals[place] += chance * count
-    return totals
+    return tuple(totals)
