@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.circuits import readers
+from conewise.circuits import stream_parts
 from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
 from conewise.circuits.stream_parts import HeadShares
 from conewise.errors import EdgeError
@@ -169,8 +169,8 @@ def test_a_forgotten_norm_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str)
     def unscaled(step: Any, rule: Any, stacks: dict[str, Tensor], reading: Read) -> Tensor:
         return stacks[step.carried[0]] if step.is_norm else stepped(step, rule, stacks, reading)
 
-    stepped = readers.stepped
-    monkeypatch.setattr(readers, "stepped", unscaled)
+    stepped = stream_parts.stepped
+    monkeypatch.setattr(stream_parts, "stepped", unscaled)
     with pytest.raises(EdgeError, match="do not add up to the stream that m0 reads"):
         edge_facts(form(name)).parts.check(run_of_form(name, 1))
 

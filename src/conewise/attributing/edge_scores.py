@@ -19,8 +19,8 @@ from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Cell
 from conewise.attributing.relevance import GradientInteractions, Relevance
 from conewise.attributing.work import Work
-from conewise.circuits.head_slices import HeadSlices, Walks, by_head, head_slices
 from conewise.circuits.replaced_parts import EdgeFacts
+from conewise.circuits.walks import HeadSlices, Walks, by_head, head_slices
 from conewise.errors import EdgeError, SweepError
 from conewise.program.rehearsal import is_rehearsal
 from conewise.program.tensors import Tensor, computing, recording

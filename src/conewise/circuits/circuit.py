@@ -31,16 +31,7 @@ from conewise.circuits.circuit_data import (
     score_array,
     stops,
 )
-from conewise.circuits.circuit_files import (
-    eap_json,
-    file_of,
-    from_json,
-    read_pt,
-    read_text,
-    to_json,
-    write_pt,
-    write_text,
-)
+from conewise.circuits.circuit_files import from_json, read, to_json, write
 from conewise.circuits.curve import FaithfulnessCurve, curve_of
 from conewise.circuits.evaluation import Evaluation, evaluate
 from conewise.circuits.learned import Training, in_batches, optimal_constants
@@ -107,7 +98,6 @@ class Comparison:
         return heading("Comparison", "of two circuits' edges") + table(rows)
 
 
-FORMATS = ("conewise", "eap", "eap-pt")
 Points = tuple[CurvePoint, ...]
 
 POINTS, MORE, FEW = 24, 4, 60
@@ -439,14 +429,7 @@ class Circuit(CircuitData):
         tensors, in a file whose name ends in ".pt": every edge with its score, which is positive where it
         helps, and whether it is in.
         """
-        if format not in FORMATS:
-            raise CircuitError(f"{format=} is no format of circuits; there are {', '.join(FORMATS)}.")
-        if format == "eap-pt":
-            write_pt(as_path(path), self)
-            return as_path(path)
-        text = to_json(self) if format == "conewise" else eap_json(self)
-        found = file_of(as_path(path))
-        write_text(found, text)
+        write(as_path(path), self, format)
         return as_path(path)
 
     def equals(self, other: object) -> bool:
@@ -461,16 +444,12 @@ class Circuit(CircuitData):
         none, or of a model with other components.
         """
         graph = None if model is None else edge_facts(model).graph
-        given = file_of(as_path(path)) if as_path(path).suffix != ".pt" else as_path(path)
-        if given.suffix == ".pt":
-            made = _made(read_pt(given, graph))
-        else:
-            made = _read(read_text(given), graph, str(given))
+        made = _made(read(as_path(path), graph))
         return made if model is None else made.bind(model)
 
     def __reduce__(self) -> tuple[Callable[[str], Circuit], tuple[str]]:
         # As a file: pickled, it leaves its model behind.
-        return _read, (to_json(self),)
+        return _from_text, (to_json(self),)
 
     def __copy__(self) -> Circuit:
         return self  # nothing of it changes
@@ -509,9 +488,8 @@ class Circuit(CircuitData):
         return heading("", f"and {left:,} more: circuit.edges") if left > 0 else ""
 
 
-def _read(text: str, graph: EdgeGraph | None = None, name: str = "this text") -> Circuit:
-    """The circuit of a JSON text, without a model; see `from_json`."""
-    return _made(from_json(text, graph, name))
+def _from_text(text: str) -> Circuit:
+    return _made(from_json(text))
 
 
 def _made(found: CircuitData) -> Circuit:

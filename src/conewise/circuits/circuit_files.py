@@ -6,6 +6,7 @@ import io
 import json
 import math
 import pickle
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,68 @@ from conewise.errors import CircuitError
 from conewise.files import KIND, Format, is_there, parse_json, read_bounded, write_whole
 from conewise.sweeps.storage.codec import decoded
 
+CIRCUIT = "circuit.json"
+"""The file of a circuit in a folder."""
+FORMATS = ("conewise", "eap", "eap-pt")
+FORMAT = Format("conewise circuit", 1)
+MOST_BYTES = 512 * 1024 * 1024
+"""More than any circuit takes: a file that is larger is something else."""
 METHOD = "read from EAP-IG"
 MOST_HEADS = 100_000
 """More heads than that has no model; a file may say anything."""
+
+
+def read(path: Path, graph: EdgeGraph | None) -> CircuitData:
+    """The circuit of a file, or of a folder; `graph` is that of the model that it is read for.
+
+    Raises CircuitError where it cannot be read, or is larger than any circuit.
+    """
+    is_pt = path.suffix == ".pt"
+    path = path if is_pt else file_of(path)
+    try:
+        data = read_bounded(path, MOST_BYTES)
+    except OSError as error:
+        raise CircuitError(
+            f"the circuit {path} cannot be read: {error.strerror or error}. `circuit.save(path)` writes one."
+        ) from None
+    if data is None:
+        raise CircuitError(f"{path} has more than {MOST_BYTES:,} bytes, more than any circuit has.")
+    if is_pt:
+        return _from_pt(data, graph, path)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise CircuitError(f"{path} is not a circuit: it is not text in UTF-8.") from None
+    return from_json(text, graph, str(path))
+
+
+def write(path: Path, circuit: CircuitData, form: str = "conewise") -> None:
+    """Write a circuit's file, whole or not at all. Raises CircuitError where that cannot be."""
+    if form not in FORMATS:
+        raise CircuitError(f"format={form!r} is no format of circuits; there are {', '.join(FORMATS)}.")
+    if form == "eap-pt":
+        if path.suffix != ".pt":
+            raise CircuitError(
+                f"{path}: the format 'eap-pt' is that of files whose names end in .pt; name it so."
+            )
+        data = _to_pt(circuit)
+    else:
+        path, data = file_of(path), (to_json(circuit) if form == "conewise" else eap_json(circuit)).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CircuitError(f"the circuit cannot be written to {path}: {why}. Name another file.") from None
+
+
+def file_of(path: Path) -> Path:
+    """Return the file of a circuit: a path that ends in ".json", or is no folder; or that in the folder."""
+    is_file = path.suffix == ".json" or (is_there(path, Path.exists) and not is_there(path, Path.is_dir))
+    return path if is_file else path / CIRCUIT
+
+
+# -- the graphs of EAP-IG's tools ------------------------------------------------------------------------
 
 
 def eap_json(circuit: CircuitData, width: int | None = None) -> str:
@@ -28,6 +88,12 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
 
     Raises CircuitError for a graph that theirs cannot say, and where d_model is not known.
     """
+    _, whole = _to_eap(circuit, width)
+    return json.dumps(whole, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _to_eap(circuit: CircuitData, width: int | None = None) -> tuple[EdgeGraph, dict[str, Any]]:
+    """The graph of EAP-IG's tools, and what their JSON holds."""
     graph = circuit.graph
     layers, heads, parallel = _sizes(graph)
     width = width or graph.width
@@ -38,14 +104,12 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
         )
     written = _graph(layers, heads, parallel, width)
     theirs = [_translated(written, edge, graph) for edge in range(written.count)]
-    shares: dict[str, int] = {}
-    for edge in theirs:
-        shares[edge] = shares.get(edge, 0) + 1
-    scores = circuit.scores or {}
-    nodes = set(circuit.nodes) | {"logits"}
-    whole = {
+    shares, scores, nodes = Counter(theirs), circuit.scores or {}, {*circuit.nodes, "logits"}
+    return written, {
         "cfg": {"n_layers": layers, "n_heads": heads, "parallel_attn_mlp": parallel, "d_model": width},
-        "nodes": {name: {"in_graph": name in nodes} for name in _nodes(written)},
+        "nodes": {
+            name: {"in_graph": name in nodes} for name in (*(one.name for one in written.writers), "logits")
+        },
         "edges": {
             name: {
                 "score": circuit.helps * scores.get(edge, 0.0) / shares[edge] + 0.0,
@@ -54,23 +118,17 @@ def eap_json(circuit: CircuitData, width: int | None = None) -> str:
             for name, edge in zip(written.edges, theirs, strict=True)
         },
     }
-    return json.dumps(whole, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def write_pt(path: Path, circuit: CircuitData) -> None:
-    """Write a circuit as the `.pt` file of EAP-IG's tools: tables [writer, reader] and names, no code."""
-    if path.suffix != ".pt":
-        raise CircuitError(
-            f"{path}: the format 'eap-pt' is that of files whose names end in .pt; name it so."
-        )
-    whole = json.loads(eap_json(circuit))
-    written = _graph(*_sizes(circuit.graph), None)
+def _to_pt(circuit: CircuitData) -> bytes:
+    """A circuit as the `.pt` file of EAP-IG's tools: tables [writer, reader] and names, no code."""
+    written, whole = _to_eap(circuit)
+    at = torch.from_numpy(written.edge_writers), torch.from_numpy(written.edge_readers)
     scores = torch.zeros(len(written.writers), len(written.readers), dtype=torch.float64)
     kept = torch.zeros_like(scores, dtype=torch.bool)
-    for number, (name, said) in enumerate(whole["edges"].items()):
-        assert written.edges[number] == name
-        at = int(written.edge_writers[number]), int(written.edge_readers[number])
-        scores[at], kept[at] = said["score"], said["in_graph"]
+    said = whole["edges"].values()
+    scores[at] = torch.tensor([one["score"] for one in said], dtype=torch.float64)
+    kept[at] = torch.tensor([one["in_graph"] for one in said])
     nodes = [whole["nodes"][writer.name]["in_graph"] for writer in written.writers]
     tables = {
         "cfg": whole["cfg"],
@@ -82,12 +140,11 @@ def write_pt(path: Path, circuit: CircuitData) -> None:
     }
     held = io.BytesIO()
     torch.save(tables, held)
-    _write(path, held.getvalue())
+    return held.getvalue()
 
 
-def read_pt(path: Path, graph: EdgeGraph | None) -> CircuitData:
+def _from_pt(data: bytes, graph: EdgeGraph | None, path: Path) -> CircuitData:
     """The circuit of a `.pt` file of EAP-IG's tools; only tensors and plain values are read, never code."""
-    data = _read(path)
     try:
         found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except (ArithmeticError, AttributeError, EOFError, LookupError, *_UNREADABLE) as error:
@@ -161,11 +218,14 @@ def read_eap(found: Mapping[str, Any], graph: EdgeGraph | None) -> CircuitData:
         )
     _expect_whole_nodes(found["nodes"])
     edges, scores = set(), dict[str, float]()
-    for name, said in _object(found["edges"], "edges").items():
-        edge = _translated(theirs, theirs.number(name), own)
-        score, is_in = _said(said, name)
-        if is_in:
+    for name, one in _object(found["edges"], "edges").items():
+        edge, where = _translated(theirs, theirs.number(name), own), f"edges.{name}"
+        said = _object(one, where)
+        if decoded(said.get("in_graph", False), bool, f"{where}.in_graph"):
             edges.add(edge)
+        score = said.get("score")
+        is_none = isinstance(score, float) and math.isnan(score)  # as they write what was never scored
+        score = None if is_none else decoded(score, float | None, f"{where}.score")
         if score is not None:
             scores[edge] = scores.get(edge, 0.0) + score
     return CircuitData(
@@ -248,10 +308,6 @@ def _translated(theirs: EdgeGraph, edge: int, own: EdgeGraph) -> str:
     raise CircuitError(f"no reader of {own.writers[head].name} is its {reader.slot}.")
 
 
-def _nodes(graph: EdgeGraph) -> list[str]:
-    return [*(writer.name for writer in graph.writers), "logits"]
-
-
 def _expect_whole_nodes(nodes: Any) -> None:
     """No node is in the circuit with some of its neurons alone."""
     for name, said in _object(nodes, "nodes").items():
@@ -260,17 +316,6 @@ def _expect_whole_nodes(nodes: Any) -> None:
             raise ValueError(
                 f"it is a circuit of neurons ({name} has some of them alone), and circuits here are of edges"
             )
-
-
-def _said(said: Any, name: str) -> tuple[float | None, bool]:
-    said = _object(said, f"edges.{name}")
-    score = said.get("score")
-    if isinstance(score, float) and math.isnan(score):
-        score = None  # as their tools write what was never scored
-    return (
-        decoded(score, float | None, f"edges.{name}.score"),
-        decoded(said.get("in_graph", False), bool, f"edges.{name}.in_graph"),
-    )
 
 
 def _object(value: Any, where: str) -> Mapping[str, Any]:
@@ -283,9 +328,7 @@ def _described(layers: int, heads: int, parallel: bool) -> str:
     return f"{layers} layers of {heads} heads" + (", attention and MLP in parallel" if parallel else "")
 
 
-FORMAT = Format("conewise circuit", 1)
-MOST_BYTES = 512 * 1024 * 1024
-"""More than any circuit takes: a file that is larger is something else."""
+# -- our own --------------------------------------------------------------------------------------------
 
 
 def to_json(circuit: CircuitData) -> str:
@@ -306,7 +349,10 @@ def to_json(circuit: CircuitData) -> str:
         "log": [[one.edge, one.kept, one.change] for one in circuit.log],
         **({} if circuit.helps < 0 else {"helps": circuit.helps}),
     }
-    lines = [f"  {json.dumps(name)}: {_compact(value)}" for name, value in whole.items()]
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=True, allow_nan=False)}"
+        for name, value in whole.items()
+    ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -333,50 +379,6 @@ def from_json(text: str, graph: EdgeGraph | None = None, name: str = "this text"
     except (ValueError, CircuitError) as error:
         why = str(error).rstrip(".")
     raise CircuitError(f"{name} cannot be read as a circuit: {why}.")
-
-
-CIRCUIT = "circuit.json"
-"""The file of a circuit in a folder."""
-
-
-def file_of(path: Path) -> Path:
-    """Return the file of a circuit: a path that ends in ".json", or is no folder; or that in the folder."""
-    is_file = path.suffix == ".json" or (is_there(path, Path.exists) and not is_there(path, Path.is_dir))
-    return path if is_file else path / CIRCUIT
-
-
-def read_text(path: Path) -> str:
-    """The text of a circuit's file. Raises CircuitError where it cannot be read, or is too large for one."""
-    try:
-        return _read(path).decode("utf-8")
-    except UnicodeDecodeError:
-        raise CircuitError(f"{path} is not a circuit: it is not text in UTF-8.") from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = read_bounded(path, MOST_BYTES)
-    except OSError as error:
-        raise CircuitError(
-            f"the circuit {path} cannot be read: {error.strerror or error}. `circuit.save(path)` writes one."
-        ) from None
-    if data is None:
-        raise CircuitError(f"{path} has more than {MOST_BYTES:,} bytes, more than any circuit has.")
-    return data
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a circuit's file, whole or not at all. Raises CircuitError where that cannot be."""
-    _write(path, text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CircuitError(f"the circuit cannot be written to {path}: {why}. Name another file.") from None
 
 
 def _circuit(found: Mapping[str, Any]) -> CircuitData:
@@ -412,7 +414,3 @@ def _circuit_json_graph(found: Any) -> EdgeGraph:
     return EdgeGraph(
         tuple(GraphWriter(*one) for one in writers), tuple(GraphReader(*one) for one in readers), width
     )
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=True, allow_nan=False)

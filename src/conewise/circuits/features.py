@@ -9,7 +9,8 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,7 @@ class FeatureGraph:
                 for name in names:
                     mask, present = keep(kept[name]), self.run.read(Place(f"{name}.latents"))
                     instead = present.mean(-2, keepdim=True) if ablation == "mean" else torch.zeros(())
-                    world.patch(Place(f"{name}.latents"), _masked(mask, instead.to(present)))
+                    world.patch(Place(f"{name}.latents"), partial(_where, mask, instead.to(present)))
                     if not errors:
                         world.patch(Place(f"{name}.error"), "zero")
                 return float(self._metric_of(world))
@@ -271,31 +272,26 @@ class FeatureGraph:
 
         def written(node: FeatureNode) -> dict[str, Any]:
             layer = str(layers.get(node.dictionary, 0))
+            known: dict[str, Any] = {
+                "ctx_idx": node.pos,
+                "clerp": node.label,
+                "influence": influence.get(node),
+                "activation": node.activation,
+            }
             if node.kind == "embedding":
-                layer, number, kind = "E", node.pos, "embedding"
-                name = js = f"E_{ids[node.pos]}_{node.pos}"
-            elif node.kind == "error":
-                number, kind = -1, "mlp reconstruction error"
-                name, js = f"{layer}_-1_{node.pos}", f"{layer}_-1-{node.pos}"
-            else:
-                own = node.feature or 0
-                both = int(layer) + own
-                number, kind = both * (both + 1) // 2 + own, "cross layer transcoder"
-                name, js = f"{layer}_{own}_{node.pos}", f"{layer}_{own}-0"
-            at = _Written(name, number, layer, node.pos, kind, js, node.label)
-            return at.plain(influence=influence.get(node), activation=node.activation)
+                name = f"E_{ids[node.pos]}_{node.pos}"
+                return _viewed(name, name, node.pos, "E", "embedding", **known)
+            if node.kind == "error":
+                names = f"{layer}_-1_{node.pos}", f"{layer}_-1-{node.pos}"
+                return _viewed(*names, -1, layer, "mlp reconstruction error", **known)
+            own = node.feature or 0
+            both = int(layer) + own
+            number, names = both * (both + 1) // 2 + own, (f"{layer}_{own}_{node.pos}", f"{layer}_{own}-0")
+            return _viewed(*names, number, layer, "cross layer transcoder", **known)
 
         nodes = {node: written(node) for node in dict.fromkeys((*self.nodes, *self.targets))}
-        end = _Written(
-            f"{above}_0_{last}",
-            0,
-            above,
-            last,
-            "logit",
-            f"L_0-{last}",
-            f"{self.asked.name} {self.metric:.4g}",
-        )
-        metric = end.plain(is_target_logit=True)
+        names, said = (f"{above}_0_{last}", f"L_0-{last}"), f"{self.asked.name} {self.metric:.4g}"
+        metric = _viewed(*names, 0, above, "logit", ctx_idx=last, clerp=said, is_target_logit=True)
         links = [
             {
                 "source": nodes[node]["node_id"],
@@ -335,22 +331,26 @@ class FeatureGraph:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+def _viewed(name: str, js: str, feature: int, layer: str, kind: str, **more: Any) -> dict[str, Any]:
     """A node as circuit-tracer's viewers read it."""
+    return {
+        "node_id": name,
+        "feature": feature,
+        "layer": layer,
+        "feature_type": kind,
+        "jsNodeId": js,
+        "token_prob": 0.0,
+        "is_target_logit": False,
+        "run_idx": 0,
+        "reverse_ctx_idx": 0,
+        "influence": None,
+        "activation": None,
+        **more,
+    }
 
-    node_id: str
-    feature: int
-    layer: str
-    ctx_idx: int
-    feature_type: str
-    jsNodeId: str  # noqa: N815  # the format's own name
-    clerp: str
 
-    def plain(self, **more: Any) -> dict[str, Any]:
-        """The fields that every node has."""
-        usual = {"token_prob": 0.0, "is_target_logit": False, "run_idx": 0, "reverse_ctx_idx": 0}
-        return {**asdict(self), **usual, "influence": None, "activation": None, **more}
+def _where(mask: Tensor, instead: Tensor, latents: Tensor) -> Tensor:
+    return torch.where(mask, latents, instead)
 
 
 def _layer(spliced: Spliced, at: int) -> int:
@@ -358,13 +358,6 @@ def _layer(spliced: Spliced, at: int) -> int:
     place = spliced.place
     digits = [int(part) for part in place.name.split(".") if part.isdigit()]
     return place.layer if place.layer is not None else digits[0] if digits else at
-
-
-def _masked(mask: Tensor, instead: Tensor) -> Callable[[Tensor], Tensor]:
-    def masked(latents: Tensor) -> Tensor:
-        return torch.where(mask, latents, instead)
-
-    return masked
 
 
 # ------------------------------------------------------------------------------------------
@@ -382,13 +375,12 @@ class FeatureSearch(Runnable[FeatureGraph]):
         base: Any,
         *,
         metric: Any,
-        features: Any = None,
-        targets: Any = None,
-        top: int | None = 50,
-        frozen: bool | Sequence[str] = False,
-        errors: bool = False,
-        embeddings: bool = False,
-        labels: Mapping[Any, str] | None = None,
+        features: Any,
+        targets: Any,
+        top: int | None,
+        frozen: bool | Sequence[str],
+        labels: Mapping[Any, str] | None,
+        **beside: bool,
     ) -> None:
         self.model = model
         if not model.splices:
@@ -404,7 +396,7 @@ class FeatureSearch(Runnable[FeatureGraph]):
         self.labels = labels or {}
         own = self._chosen(features, top)
         self.targets = own if targets is None else self._chosen(targets, top)
-        self.nodes = (*self._beside(own, errors=errors, embeddings=embeddings), *own)
+        self.nodes = (*self._beside(own, **beside), *own)
         if not own or not self.targets:
             raise DictionaryError("no feature is active here, so there is nothing to read an effect of.")
         self.sweep = self._sweep(self._frozen_run(run), (*self._reads(), self.metric))
@@ -523,16 +515,14 @@ class FeatureSearch(Runnable[FeatureGraph]):
 
     def _reads(self) -> list[Metric]:
         """A metric for each dictionary: its features among the targets, each at its position."""
-        by_name: dict[str, list[FeatureNode]] = {}
-        for node in self.targets:
-            by_name.setdefault(node.dictionary, []).append(node)
-        is_linear = "features" in self.frozen
-        return [(self._linear if is_linear else self._latents)(name, own) for name, own in by_name.items()]
+        names = dict.fromkeys(node.dictionary for node in self.targets)
+        read = self._linear if "features" in self.frozen else self._latents
+        return [read(name, [node for node in self.targets if node.dictionary == name]) for name in names]
 
     def _latents(self, name: str, own: Sequence[FeatureNode]) -> Metric:
         """The features themselves."""
-        rows, columns = (sorted({at(node) for node in own}) for at in (_pos, _number))
-        index = [rows.index(node.pos) for node in own], [columns.index(_number(node)) for node in own]
+        rows, columns = sorted({node.pos for node in own}), sorted({node.feature or 0 for node in own})
+        index = [rows.index(node.pos) for node in own], [columns.index(node.feature or 0) for node in own]
         place = Place(f"{name}.latents", part={"pos": tuple(rows), "latent": tuple(columns)})
 
         def compute(value: Tensor) -> Tensor:
@@ -550,7 +540,7 @@ class FeatureSearch(Runnable[FeatureGraph]):
         with torch.enable_grad():
             given = read[0, [node.pos for node in own]].detach().clone()[None].requires_grad_()
             encode = self.model.module.get_submodule(name).encode
-            found = encode(given)[0, range(len(own)), [_number(node) for node in own]]
+            found = encode(given)[0, range(len(own)), [node.feature for node in own]]
             (directions,) = torch.autograd.grad(found.sum(), given)
         activations = torch.tensor([node.activation for node in own]).to(found)
         if not torch.allclose(found.detach(), activations, rtol=1e-3, atol=1e-4):
@@ -603,11 +593,10 @@ class FeatureSearch(Runnable[FeatureGraph]):
         effects = _added(found)
         model, run = self.model, self.run_of_base
         on_metric = effects[-1]
-        order: dict[str, list[int]] = {}
-        for number, node in enumerate(self.targets):
-            order.setdefault(node.dictionary, []).append(number)
+        names = dict.fromkeys(node.dictionary for node in self.targets)
+        order = [at for name in names for at, node in enumerate(self.targets) if node.dictionary == name]
         by_target = torch.empty(len(self.targets), len(self.nodes), dtype=torch.float64)
-        by_target[[number for own in order.values() for number in own]] = effects[:-1]
+        by_target[order] = effects[:-1]
         at = {node: number for number, node in enumerate(self.nodes)}
         for number, node in enumerate(self.targets):
             if node in at:
@@ -638,15 +627,6 @@ class FeatureSearch(Runnable[FeatureGraph]):
 def _added(result: Result) -> Tensor:
     """What nodes add, [number, node]: what is read in the run, less what it is without the node."""
     return result.base[:, None] - result.table
-
-
-def _pos(node: FeatureNode) -> int:
-    return node.pos
-
-
-def _number(node: FeatureNode) -> int:
-    assert node.feature is not None
-    return node.feature
 
 
 def _run(model: Captured, base: Any) -> Reading:

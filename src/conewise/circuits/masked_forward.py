@@ -23,7 +23,6 @@ from conewise.anatomy.axes import View
 from conewise.anatomy.components import Reader
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
-from conewise.circuits.readers import StackedValues
 from conewise.circuits.replaced_parts import (
     EdgeFacts,
     Mask,
@@ -33,6 +32,7 @@ from conewise.circuits.replaced_parts import (
     wide,
     with_residue,
 )
+from conewise.circuits.walks import StackedValues
 from conewise.errors import NAN_OF_PADDING, Argument, CircuitError
 from conewise.program.rehearsal import as_numpy, bytes_of, peak_of
 from conewise.program.tensors import computing, mean_of

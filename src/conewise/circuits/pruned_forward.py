@@ -29,11 +29,10 @@ from torch import Tensor
 from conewise.anatomy.axes import View
 from conewise.anatomy.components import HeadWriters, Reader
 from conewise.anatomy.places import Place
-from conewise.circuits.head_slices import HeadSlices, Walks, by_head, head_slices, is_run, some_of
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, expect_room, few_of, moved_by, stages_of
-from conewise.circuits.readers import StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, Mask, ReplacedParts, mixed, mixed_by_world, wide
 from conewise.circuits.stream_parts import HeadShares
+from conewise.circuits.walks import HeadSlices, StackedValues, Walks, by_head, head_slices, is_run, some_of
 from conewise.errors import CircuitError, MetricError
 from conewise.program.rehearsal import as_numpy, bytes_of, is_rehearsal, peak_of
 from conewise.program.tensors import brought, computing

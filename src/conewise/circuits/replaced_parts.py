@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -13,16 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conewise.anatomy.components import Components
+from conewise.anatomy.components import Components, Writer
 from conewise.anatomy.edge_graph import EdgeGraph
 from conewise.anatomy.edges import Edges, as_positions, edges_of
-from conewise.circuits.readers import LiveStreams, ReaderValues
-from conewise.circuits.stream_parts import StreamParts
+from conewise.attributing.relevance import Relevance
+from conewise.circuits.stream_parts import StreamParts, StreamViews
+from conewise.circuits.walks import StackedValues, stacked_walk
 from conewise.errors import EdgeError
 from conewise.program.rehearsal import as_numpy
-from conewise.program.tensors import brought
-from conewise.program.walk import between
+from conewise.program.tensors import brought, computing
+from conewise.program.walk import Read, Walk, between
 from conewise.runs.captured import Captured
+from conewise.sweeps.planning.layout import repeated
 from conewise.threads import gc_paused
 
 Mask = NDArray[np.bool_]
@@ -179,6 +181,175 @@ class ReplacedParts:
 def numbers_of(rows: Any, device: torch.device) -> Tensor:
     """Return the numbers of the rows that a mask chooses."""
     return brought(torch.from_numpy(np.flatnonzero(rows)), device)
+
+
+class ReaderValues:
+    """The nodes of readers as functions of the stream at their entry.
+
+    Norm and projection of a layer are computed once for all heads, attention itself never. Streams are
+    stacked along the batch. Where the batch of the program is fixed, they are computed one by one.
+    """
+
+    def __init__(self, components: Components, values: StackedValues, views: StreamViews) -> None:
+        self.components, self._values, self._views = components, values, views
+        self._is_fixed = not components.program.dimensions.batch
+        self._walks: dict[tuple[str, tuple[str, ...], bool], Walk] = {}
+        self.slots = {entry: self._slots(entry) for entry in components.entries}
+        """The slots of the readers at each entry, each with the node that is computed for it."""
+
+    def values(self, entry: str, slots: Collection[str], stream: Tensor, read: Read) -> dict[str, Tensor]:
+        """The value of each slot's node, for each of the streams [n * batch, pos, d_model].
+
+        The values are laid out as the nodes are, stacked along the batch in the order of the streams. `read`
+        gives the values of a run, or of stacks of worlds, for all that does not depend on the stream.
+        """
+        with computing():
+            return self.recorded(entry, slots, stream, read)
+
+    def recorded(
+        self,
+        entry: str,
+        slots: Collection[str],
+        stream: Tensor,
+        read: Read,
+        relevance: Relevance | None = None,
+    ) -> dict[str, Tensor]:
+        """The same, recorded by torch's autograd where it is on: for gradients by streams, or relevance."""
+        walk = self._walk(entry, slots, relevance)
+        nodes = {slot: self.slots[entry][slot] for slot in dict.fromkeys(slots)}
+
+        def computed(value: Tensor, reading: Read) -> dict[str, Tensor]:
+            known = walk.run({entry: value}, reading, None if relevance is None else relevance.compute)
+            return {slot: known[node] for slot, node in nodes.items()}
+
+        if not self._is_fixed:
+            value = self._views.as_node(entry, stream)
+            return computed(value, self._values.reading(read, self._values.worlds_in(read, entry, value)))
+        rows = self._views.shown(entry, read(entry)[None]).shape[1]
+        reading = self._values.reading(read, 1)
+        each = [computed(self._views.as_node(entry, one), reading) for one in torch.split(stream, rows)]
+        return {slot: torch.cat([one[slot] for one in each], 0) for slot in nodes}
+
+    def records(self, entry: str, slots: Collection[str]) -> tuple[str, ...]:
+        """The records that are computed for one stream, by name, in order."""
+        return tuple(step.node for step in self._walk(entry, slots).steps)
+
+    def count(self, entry: str, slots: Collection[str]) -> int:
+        """Return the number of records that are computed for one stream."""
+        return len(self._walk(entry, slots).steps)
+
+    def _slots(self, entry: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for reader in self.components.entries[entry]:
+            if found.setdefault(reader.slot, reader.node) != reader.node:
+                raise EdgeError(
+                    f"two layers read the stream at {entry!r}: {found[reader.slot]!r} and {reader.node!r} "
+                    "are made of it. Edges are known where layers follow each other."
+                )
+        return found
+
+    def _walk(self, entry: str, slots: Collection[str], relevance: Relevance | None = None) -> Walk:
+        """The walk from the stream at an entry to the nodes of some slots."""
+        key = entry, tuple(dict.fromkeys(slots)), relevance is not None
+        if key not in self._walks:
+            own = self.slots.get(entry, {})
+            unknown = [slot for slot in slots if slot not in own]
+            if unknown:
+                raise EdgeError(
+                    f"no reader {unknown[0]!r} of the stream at {entry!r}: it has {', '.join(own) or 'none'}."
+                )
+            nodes = [own[slot] for slot in key[1]]
+            also = None if relevance is None else relevance.entries
+            self._walks[key] = stacked_walk(self.components.program, [entry], nodes, also_reads=also)
+        return self._walks[key]
+
+
+LIVE: Mapping[str, str] = {
+    "": "nothing",
+    "mlps": "MLPs, while heads keep what they had in the base",
+    "all": "heads and MLPs",
+}
+"""The components that may be computed anew between a writer and a reader, by name."""
+
+AT_ONCE = 16
+"""The number of writers for which they are computed at a time."""
+
+
+class LiveStreams:
+    """Streams at the entries of readers, as functions of what one writer's node holds.
+
+    A head's own result is replaced (z), so that its output projection and any norm on the way are computed
+    anew; of an MLP it is the term, of what enters the stream itself.
+    """
+
+    def __init__(self, components: Components, values: StackedValues, views: StreamViews) -> None:
+        self.components, self._values, self._views = components, values, views
+        self._heads = {one.node: one for one in components.heads}
+        self._walks: dict[tuple[str, str, str], Walk] = {}
+        if not components.program.dimensions.batch:
+            raise EdgeError(
+                "paths through live components need a batch along which senders can be stacked, and the "
+                "batch of this capture is fixed. Freeze all between them: freeze='all'."
+            )
+
+    def streams(self, entry: str, writers: Sequence[int], live: str, base: Read, source: Read) -> Tensor:
+        """[writer, batch, pos, d_model]: the stream at `entry`, by the writer whose value is the source's."""
+        stream = self._views.shown(entry, base(entry)[None], self._values.layout(base).sizes(1))[0]
+        found = stream.new_empty((len(writers), *stream.shape))
+        by_node: dict[str, list[tuple[int, Writer]]] = {}
+        for row, number in enumerate(writers):
+            writer = self.components.writers[number]
+            by_node.setdefault(writer.node, []).append((row, writer))
+        with computing():
+            for node, rows in by_node.items():
+                for first in range(0, len(rows), AT_ONCE):
+                    some = rows[first : first + AT_ONCE]
+                    value = self._replaced(node, [writer for _, writer in some], base, source)
+                    made = self._stream(entry, node, live, value, len(some), base)
+                    found[[row for row, _ in some]] = made
+        return found
+
+    def _replaced(self, node: str, writers: Sequence[Writer], base: Read, source: Read) -> Tensor:
+        """The values of a node in which each of these writers is replaced by the source's, stacked."""
+        layout, count = self._values.layout(base), len(writers)
+        dim = layout.batch_dim[node]
+        assert dim is not None
+        if node not in self._heads:
+            value: Tensor = source(node)
+            return value
+        own, other = base(node), source(node)
+        stack = repeated(own, dim, count).clone(memory_format=torch.contiguous_format)
+        view, sizes = self._heads[node].view, layout.sizes(1)
+        each = stack.unflatten(dim, (count, -1)).movedim(dim, 0)  # type: ignore[no-untyped-call]
+        shown, given = view.present(each, sizes, leading=1), view.present(other, sizes)
+        axis = view.axes.index("head")
+        for row, writer in enumerate(writers):
+            assert writer.head is not None
+            shown[row].select(axis, writer.head).copy_(given.select(axis, writer.head))
+        return stack
+
+    def _stream(self, entry: str, node: str, live: str, value: Tensor, count: int, base: Read) -> Tensor:
+        """[writer, batch, pos, d_model]: the stream at `entry`, given the values of a node."""
+        known = self._walk(entry, node, live).run({node: value}, self._values.reading(base, count))
+        layout = self._values.layout(base)
+        dim = layout.batch_dim[entry]
+        assert dim is not None
+        each = known[entry].unflatten(dim, (count, -1)).movedim(dim, 0)
+        return self._views.shown(entry, each, layout.sizes(1))
+
+    def _walk(self, entry: str, node: str, live: str) -> Walk:
+        """The walk over the records that are computed anew between a node and an entry."""
+        key = entry, node, live
+        if key not in self._walks:
+            program, moving = self.components.program, None
+            if live != "all":
+                frozen = {one.node for one in self.components.heads} - {node}
+                if live == "":
+                    own = {self._heads[node].term} if node in self._heads else set()
+                    frozen |= self.components.terms.keys() - {node} - own
+                moving = program.record_of.keys() - frozen
+            self._walks[key] = stacked_walk(program, [node], [entry], members=moving)
+        return self._walks[key]
 
 
 class EdgeFacts:

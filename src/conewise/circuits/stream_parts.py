@@ -3,19 +3,190 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from conewise.anatomy.axes import View
 from conewise.anatomy.components import Components, HeadWriters
 from conewise.anatomy.sites import HeadResult, SiteTable
 from conewise.anatomy.wiring import AffinePath, Step, affine_path
-from conewise.circuits.readers import AffineWalk, Rows, StackedValues, StreamViews, bent, has_sizes
+from conewise.circuits.walks import StackedValues
 from conewise.errors import NAN_OF_PADDING, EdgeError
+from conewise.program.records import Record
 from conewise.program.tensors import computing
-from conewise.program.walk import Read
+from conewise.program.walk import Read, Rule, WalkStep, plan_walk
 from conewise.runs.values import Values, reader
+from conewise.sweeps.planning.layout import compile_stacked_rule
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+"""The error allowed between parts and the stream, relative to its largest value."""
+
+_KINDS = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+
+
+class StreamViews:
+    """The views of the stream's values: those of sites, and of values that have the shape of a site's."""
+
+    def __init__(self, sites: SiteTable, components: Components) -> None:
+        shapes, by_shape = components.program.shapes, {}
+        self._views: dict[str, View] = {}
+        for layer in components.layers:
+            for kind in _KINDS:
+                if kind in layer.nodes:
+                    site = sites.find(kind, layer.number, layer.stack)
+                    if site.view is None or set(site.view.axes) - {"batch"} != {"pos", "d_model"}:
+                        raise _unknown(site.node, f"layer {layer.number}")
+                    self._views[site.node] = by_shape[shapes.get(site.node)] = site.view
+        for entry in components.entries:
+            if entry not in self._views:
+                if shapes.get(entry) not in by_shape:
+                    raise _unknown(entry, components.layer_of(entry))
+                self._views[entry] = by_shape[shapes.get(entry)]
+
+    def needs_sizes(self, node: str) -> bool:
+        """True if the sizes of a run are needed to show a value."""
+        return has_sizes(self._views[node])
+
+    def shown(self, node: str, stack: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+        """[n, batch, pos, d_model] of n values of a node; the batch is 1 where the model has none."""
+        view = self._views[node]
+        shown = view.present(stack, sizes, leading=1)
+        return shown if "batch" in view.axes else shown.unsqueeze(1)
+
+    def as_node(self, node: str, stream: Tensor) -> Tensor:
+        """A stream [batch, pos, d_model] in the form of the node's own value."""
+        view = self._views[node]
+        lengths = dict(zip(("batch", "pos", "d_model"), stream.shape, strict=True))
+        if "batch" not in view.axes:
+            stream = stream.squeeze(0)
+        order = [view.axes.index(axis) for packed in view.packing for axis in packed]
+        shape = [math.prod(lengths[axis] for axis in packed) for packed in view.packing]
+        return stream.permute(order).reshape(shape)
+
+
+def has_sizes(view: View) -> bool:
+    """True if some length of the view depends on the sizes of a run."""
+    return any(not isinstance(length, int) for length in view.lengths.values())
+
+
+def _unknown(node: str, where: str) -> EdgeError:
+    return EdgeError(
+        f"{where}: where batch and positions lie in the residual stream at {node!r} is not known, so its "
+        "parts cannot be shown by position."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Parts of some writers in a row: `stack` is [writer, *the value's shape]."""
+
+    stack: Tensor
+    numbers: range
+
+    def widened(self, numbers: range) -> Tensor:
+        """Return a stack of more writers, of which the others have no part."""
+        if self.numbers == numbers:
+            return self.stack
+        wide = self.stack.new_zeros((len(numbers), *self.stack.shape[1:]))
+        wide[self.numbers.start - numbers.start : self.numbers.stop - numbers.start] = self.stack
+        return wide
+
+
+class AffineWalk:
+    """The walk along an affine path: parts go through its linear part, what belongs to no part through all.
+
+    It ends with the values of `keep`. `starts` are values that it is given and may drop.
+    """
+
+    def __init__(self, steps: Iterable[Step], keep: Collection[str], starts: Collection[str] = ()) -> None:
+        self._steps = {step.record.name: step for step in steps}
+        self._linear = {name: compile_stacked_rule(step.linear) for name, step in self._steps.items()}
+        self._affine = {name: compile_stacked_rule(step.record) for name, step in self._steps.items()}
+        walked = ((name, step.carried, self._affine[name]) for name, step in self._steps.items())
+        self._walk = plan_walk(walked, keep, starts)
+
+    def parts(
+        self, values: dict[str, Rows], reading: Read, begin: Callable[[str], Rows] | None = None
+    ) -> dict[str, Rows]:
+        """Add the parts of each value to those that are given; `begin` has those of other names."""
+
+        def compute(at: WalkStep, carried: list[Rows], _: dict[str, Rows]) -> Rows:
+            ends = [(one.numbers.start, one.numbers.stop) for one in carried]
+            numbers = range(min(start for start, _ in ends), max(stop for _, stop in ends))
+            stacks = {name: one.widened(numbers) for name, one in zip(at.inputs, carried, strict=True)}
+            return Rows(stepped(self._steps[at.node], self._linear[at.node], stacks, reading), numbers)
+
+        return self._walk.run(values, begin or values.__getitem__, compute)
+
+    def constants(
+        self, values: dict[str, Tensor], reading: Read, begin: Callable[[str], Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Add what of each value belongs to no part; `begin` has it of other names."""
+
+        def compute(at: WalkStep, carried: list[Tensor], _: dict[str, Tensor]) -> Tensor:
+            record = self._steps[at.node].record
+            if self._steps[at.node].is_norm:
+                return normed(record, carried[0], reading, with_bias=True)
+            known = dict(zip(at.inputs, carried, strict=True))
+            found: Tensor = self._affine[at.node](
+                *[known[name] if name in known else reading(name) for name in record.inputs]
+            )
+            return found
+
+        return self._walk.run(values, begin or values.__getitem__, compute)
+
+
+def stepped(step: Step, rule: Rule, stacks: Mapping[str, Tensor], reading: Read) -> Tensor:
+    """Return the linear part of a step for a stack of values, whose first dimension numbers them."""
+    if step.is_norm:
+        return normed(step.linear, stacks[step.carried[0]], reading, with_bias=False)
+    inputs = [stacks[name] if name in stacks else reading(name) for name in step.linear.inputs]
+    dims = tuple(0 if name in stacks else None for name in step.linear.inputs)
+    for at, name in enumerate(step.linear.inputs):
+        if name in step.added and name not in stacks:
+            inputs[at] = torch.zeros_like(inputs[at])
+    found: Tensor = torch.vmap(rule, in_dims=dims)(*inputs)
+    return found
+
+
+def normed(record: Record, value: Tensor, reading: Read, *, with_bias: bool) -> Tensor:
+    """A fused norm of `value`, with the scale that the norm has in the run; leading dimensions are kept."""
+    bias = () if record.op == "rms_norm" else ("bias",)
+    names = ("input", "normalized_shape", "weight", *bias, "eps")
+    given = dict(zip(names, record.args, strict=False)) | dict(record.kwargs)
+    own = reading(given["input"].name)
+    dims = tuple(range(-len(given["normalized_shape"]), 0))
+    wide = torch.promote_types(own.dtype, torch.float32)
+    eps, numbers = given.get("eps"), own.to(wide)
+    if record.op == "layer_norm":
+        eps = 1e-5 if eps is None else eps
+        spread = numbers.var(dims, correction=0, keepdim=True)
+        value = value.to(wide) - value.to(wide).mean(dims, keepdim=True)
+    else:
+        eps = torch.finfo(own.dtype).eps if eps is None else eps
+        spread = numbers.square().mean(dims, keepdim=True)
+        value = value.to(wide)
+    value = value * torch.rsqrt(spread + eps)
+    if given.get("weight") is not None:
+        value = value * reading(given["weight"].name)
+    if with_bias and given.get("bias") is not None:
+        value = value + reading(given["bias"].name)
+    return value.to(own.dtype)
+
+
+def bent(components: Components, record: Record, what: str) -> EdgeError:
+    """The error that says which record is not affine, and what passes through it."""
+    layers = [layer for layer in components.layers if record.name in layer.members]
+    reasons = [layer.missing["mlp_out"] for layer in layers if "mlp_out" in layer.missing]
+    why = f" No MLP was found there: {reasons[0]}." if reasons else ""
+    return EdgeError(
+        f"{what} passes through {record.name!r} ({record.op}, {components.layer_of(record.name)}), which is "
+        "neither a sum, a projection nor a norm: what one component wrote cannot be separated from what "
+        f"others did behind it.{why} Edges are not defined for this model; its sites can be patched."
+    )
 
 
 class HeadShares:
@@ -341,7 +512,3 @@ def _in_a_row(paths: Mapping[str, AffinePath]) -> Iterator[tuple[str, AffineWalk
         own = {step.record.name for step in fresh[at]}
         yield end, AffineWalk(fresh[at], later.union(ends[at:]), held)
         held = (held | own) & later.union(ends)
-
-
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 3e-2}
-"""The error allowed between parts and the stream, relative to its largest value."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from conewise.anatomy.padding import shown_positions
 from conewise.anatomy.places import Place
@@ -217,33 +217,30 @@ class CausalTrace(Runnable[Trace]):
         model, clean = corruption.model, corruption.clean
         size = 1 if model.batch_is_fixed else min(self.together or n, n)
         of_one = sum(model.estimated_bytes(clean.inputs).values())
-        sizes = [size]
+        prompts = clean.inputs[corruption.embedding.input].shape[0]
+        metrics = [sampled(as_metric(one, model), prompts) for one in self.metric]
+        cells = [cell.places for cell in self._spread.cells]
         if (
             max_memory is not None and self.together is None
         ):  # half for the corrupted runs, half for the worlds
             sizes = [max(1, min(size, max_memory // (2 * of_one))), 1]
-        prompts = clean.inputs[corruption.embedding.input].shape[0]
-        while True:
-            size = sizes.pop(0)
+        else:
+            sizes = [size]
+        for size in sizes:
             corrupted = Corrupted(corruption, [range(n)[at : at + size] for at in range(0, n, size)])
-            sweep = Sweep(
-                model,
-                [cell.places for cell in self._spread.cells],
-                base=corrupted if len(corrupted) > 1 else corrupted[0],
-                source=_restored(clean, prompts),
-                metric=[sampled(as_metric(one, model), prompts) for one in self.metric],
-            )
+            base = corrupted if len(corrupted) > 1 else corrupted[0]
+            sweep = Sweep(model, cells, base=base, source=_restored(clean, prompts), metric=metrics)
             if max_memory is None:
                 return sweep, None
             held = size * of_one
             try:
                 sweep.plan(max(1, max_memory - held), evaluator)
             except BudgetError as error:
-                if not sizes:
-                    what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
-                    raise no_room(held + error.least, max_memory, what) from None
-                continue
-            return sweep, max_memory - held
+                what = f"a world, with {size} corrupted run{'s' * (size > 1)} beside it,"
+                refused = no_room(held + error.least, max_memory, what)
+            else:
+                return sweep, max_memory - held
+        raise refused from None
 
     def _run(self, how: How, *, evaluator: str = "auto") -> Trace:
         sweep, budget = self._fitting(how.max_memory, evaluator)
@@ -295,15 +292,24 @@ def causal_trace(
     worlds, where that is given. `run` also takes an `evaluator`: see `Sweep`.
     """
     model._capture_for(inputs)
-    texts = _texts(inputs)
+    texts: tuple[str, ...] = ()
+    if is_text(inputs):
+        texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     subject = _subject(model, texts, subject)
     read = _read(model, texts, answer, metric)
-    clean = _clean_run(model, inputs)
-    metric = _likeliest(clean) if read is None else read
+    if isinstance(inputs, Run):
+        model.expect_own("the clean run is one", inputs.model)
+        clean = inputs
+    else:
+        clean = baseline(model, (), inputs) if isinstance(inputs, Mapping) else baseline(model, (inputs,), {})
+    metric = prob(last_logits(clean).argmax(-1)) if read is None else read
     said = "the probability of what the model itself goes on with" if read is None else ""
     said = said if answer is None else "the probability of the answer"
     embedding = find_embedding(model.program)
-    scale = DEVIATIONS * embedding.deviation if noise == "auto" else _number(noise)
+    if noise == "auto":
+        noise = DEVIATIONS * embedding.deviation
+    elif isinstance(noise, str) or not float(noise) > 0:
+        raise SweepError(f"noise is {noise!r}; it is 'auto' or a standard deviation above 0.")
     for name, value in (("n", n), ("window", window), ("together", together or 1)):
         if value < 1:
             raise SweepError(f"{name} is {value}; it is 1 or more.")
@@ -322,9 +328,10 @@ def causal_trace(
     spread = _spread(model, clean, kind, window, layer, pos)
     if isinstance(pos, int):
         _expect_tokens(clean, embedding, [pos], "a state is restored")
-    corruption = Corruption(model, clean, embedding, subjects, scale, seed)
+    corruption = Corruption(model, clean, embedding, subjects, float(noise), seed)
     story = _story(clean, texts, subjects, [answer] if isinstance(answer, str) else [], said, seed)
-    return CausalTrace(corruption, spread, _listed(metric), story, n=n, window=window, together=together)
+    metrics = list(metric) if isinstance(metric, list | tuple) else [metric]
+    return CausalTrace(corruption, spread, metrics, story, n=n, window=window, together=together)
 
 
 @dataclass(frozen=True)
@@ -399,11 +406,16 @@ def sampled(metric: Metric, prompts: int) -> Metric:
         return found.reshape(worlds, rows) if found.numel() == worlds * rows else found
 
     def of_outputs(outputs: Any) -> Tensor:
-        rows = _rows(outputs)
+        leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        rows = max((leaf.shape[0] for leaf in leaves), default=1)
         found = []
         for start in range(0, rows, prompts):
-            own = tree_map(lambda leaf, s=start: _cut(leaf, rows, s, s + prompts), outputs)
-            one = torch.as_tensor(compute(own))
+
+            def cut(leaf: Any, own: slice = slice(start, start + prompts)) -> Any:
+                is_batch = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == rows
+                return leaf[own] if is_batch else leaf
+
+            one = torch.as_tensor(compute(tree_map(cut, outputs)))
             found.append(one.expand(prompts) if one.ndim == 0 else one)
         return torch.cat(found)
 
@@ -416,24 +428,6 @@ def sampled(metric: Metric, prompts: int) -> Metric:
         among=None if among is None else lambda columns: sampled(among(columns), prompts),
         shown=None if shown is None else lambda mask: sampled(shown(mask[:prompts]), prompts),
     )
-
-
-def _rows(outputs: Any) -> int:
-    rows: list[int] = []
-    tree_map(lambda leaf: rows.append(leaf.shape[0]) if isinstance(leaf, torch.Tensor) else None, outputs)
-    return max(rows, default=1)
-
-
-def _cut(leaf: Any, rows: int, start: int, stop: int) -> Any:
-    is_batch = isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and leaf.shape[0] == rows
-    return leaf[start:stop] if is_batch else leaf
-
-
-def _texts(inputs: object) -> tuple[str, ...]:
-    """The texts that were given; none where inputs were."""
-    if not is_text(inputs):
-        return ()
-    return (inputs,) if isinstance(inputs, str) else tuple(inputs)
 
 
 def _subject(model: Captured, texts: Sequence[str], subject: Choice) -> Choice:
@@ -476,11 +470,6 @@ def _read(model: Captured, texts: Sequence[str], answer: str | Sequence[str] | N
     return prob([reader.token(one, text, "`answer`") for one, text in zip(answers, texts, strict=True)])
 
 
-def _likeliest(clean: Run) -> Metric:
-    """The probability of what each prompt of a run goes on with."""
-    return prob(last_logits(clean).argmax(-1))
-
-
 def _expect_tokens(clean: Run, embedding: Embedding, positions: Sequence[int], what: str) -> None:
     """Raise SweepError where one of some positions is padding in a prompt."""
     shown = shown_positions(clean.model.program, clean.inputs, embedding.node)
@@ -506,13 +495,6 @@ def _story(
     if texts:
         pairs = [replace(pair, clean=text) for pair, text in zip(pairs, texts, strict=True)]
     return replace(known, prompts=tuple(pairs), metric=metric, seed=seed)
-
-
-def _clean_run(model: Captured, inputs: Any) -> Run:
-    if isinstance(inputs, Run):
-        model.expect_own("the clean run is one", inputs.model)
-        return inputs
-    return baseline(model, (), inputs) if isinstance(inputs, Mapping) else baseline(model, (inputs,), {})
 
 
 def _restored(clean: Run, prompts: int) -> Intervention:
@@ -543,13 +525,3 @@ def _spread(model: Captured, clean: Run, kind: str, window: int, layers: Choice,
         places = tuple(Place(kind, one, part=part) for one in near)
         cells.append(Cell(places, 0, MappingProxyType({"layer": layer, "pos": pos})))
     return Spread(kind, ("layer", "pos"), (tuple(picked), tuple(along)), tuple(cells))
-
-
-def _listed(metric: Any) -> list[Any]:
-    return list(metric) if isinstance(metric, list | tuple) else [metric]
-
-
-def _number(noise: float | str) -> float:
-    if isinstance(noise, str) or not float(noise) > 0:
-        raise SweepError(f"noise is {noise!r}; it is 'auto' or a standard deviation above 0.")
-    return float(noise)

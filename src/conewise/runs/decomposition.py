@@ -15,9 +15,9 @@ from conewise.anatomy.placements import Outputs
 from conewise.anatomy.places import PlaceLike, as_place
 from conewise.anatomy.wiring import SAME, AffinePath, affine_path
 from conewise.arguments import Count, checked
-from conewise.circuits.readers import AffineWalk, Rows, StackedValues
 from conewise.circuits.replaced_parts import EdgeFacts, edge_facts
-from conewise.circuits.stream_parts import TOLERANCES
+from conewise.circuits.stream_parts import TOLERANCES, AffineWalk, Rows
+from conewise.circuits.walks import StackedValues
 from conewise.errors import DecompositionError, EdgeError, MetricError
 from conewise.extras import needs
 from conewise.program.records import BIASED_PRODUCTS, NUMBER_KEEPING, POINTWISE, Program, Record, Ref

@@ -12,8 +12,8 @@ from torch import Tensor
 from conewise.anatomy.placements import Outputs
 from conewise.anatomy.residual_names import Layer
 from conewise.arguments import checked
-from conewise.circuits.readers import StackedValues, stacked_walk
 from conewise.circuits.replaced_parts import edge_facts
+from conewise.circuits.walks import StackedValues, stacked_walk
 from conewise.errors import DecompositionError, EdgeError
 from conewise.extras import needs
 from conewise.program.tensors import computing

@@ -12,7 +12,6 @@ import torch
 
 from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace, Writers
-from conewise.circuits.head_slices import some_of
 from conewise.circuits.replaced_parts import (
     EdgeFacts,
     Mask,
@@ -22,6 +21,7 @@ from conewise.circuits.replaced_parts import (
     mostly_kept,
     part_norms,
 )
+from conewise.circuits.walks import some_of
 from conewise.errors import NAN_OF_PADDING, EdgeError, PatchError
 from conewise.program.tensors import Tensor
 from conewise.runs.captured import Captured

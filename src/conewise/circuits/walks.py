@@ -13,13 +13,81 @@ from torch import Tensor
 from conewise.anatomy.axes import View
 from conewise.anatomy.wiring import Wiring
 from conewise.attributing.relevance import Relevance
-from conewise.circuits.readers import StackedValues
 from conewise.program.records import ATTENTION, SIZES, Program, Record, Ref
 from conewise.program.rehearsal import is_rehearsal
 from conewise.program.walk import Read, Rule, Walk, WalkStep, between, compile_rule, plan_walk
 from conewise.sweeps.planning.fusing import Fusion, fitting, product_then_bias
-from conewise.sweeps.planning.layout import Layout, compile_stacked_rule, index_tensor
+from conewise.sweeps.planning.layout import Constants, Layout, compile_stacked_rule, index_tensor, repeated
 from conewise.sweeps.planning.regions import repeated_rule
+
+
+class StackedValues:
+    """Reads values of runs of a program for stacks of worlds; keeps what depends on their shapes alone."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._inputs = tuple(leaf.name for leaf in program.inputs)
+        self._known: dict[tuple[tuple[int, ...], ...], tuple[Layout, Constants]] = {}
+
+    def layout(self, read: Read) -> Layout:
+        """The layout of runs of this shape."""
+        return self._of(read)[0]
+
+    def worlds_in(self, read: Read, name: str, value: Tensor) -> int:
+        """Return the number of worlds that a value is a stack of."""
+        layout = self.layout(read)
+        dim, shape = layout.batch_dim.get(name), layout.shape(name)
+        return 1 if dim is None or shape is None else value.shape[dim] // shape[dim]
+
+    def like(self, read: Read, name: str) -> tuple[tuple[int, ...], Read]:
+        """The sizes of as many worlds as the value at `name` is a stack of, and `reading` for these."""
+        worlds = self.worlds_in(read, name, read(name))
+        return self.layout(read).sizes(worlds), self.reading(read, worlds)
+
+    def reading(self, read: Read, worlds: int, rows: int | None = None) -> Read:
+        """Return what reads every value as a stack of so many worlds: one that has fewer is repeated.
+
+        With `rows`, of so many of its last positions.
+        """
+        layout, constants = self._of(read)
+        constants.rebase(read)
+
+        def stacked(name: str) -> Any:
+            if name == SIZES:
+                return layout.sizes(worlds, rows)
+            if name in layout.varying:
+                value, dim, shape = read(name), layout.batch_dim.get(name), layout.shape(name)
+                if dim is not None and isinstance(value, torch.Tensor):
+                    assert shape is not None
+                    value = repeated(value, dim, worlds * shape[dim] // value.shape[dim])
+            else:
+                value = constants.stacked(name, worlds)
+            is_cut = rows is not None and isinstance(value, torch.Tensor)
+            return layout.tail(name, value, rows) if is_cut else value  # type: ignore[arg-type]
+
+        return stacked
+
+    def _of(self, read: Read) -> tuple[Layout, Constants]:
+        shapes = tuple(tuple(read(name).shape) for name in self._inputs)
+        if shapes not in self._known:
+            given = dict(zip(self._inputs, shapes, strict=True))
+            layout = Layout(self._program, self._program.symbols_of(given))
+            self._known[shapes] = layout, Constants(layout, read)
+        return self._known[shapes]
+
+
+def stacked_walk(
+    program: Program,
+    starts: Collection[str],
+    targets: Collection[str],
+    *,
+    members: Collection[str] | None = None,
+    also_reads: Mapping[str, str] | None = None,
+) -> Walk:
+    """Plan the walk from `starts` to `targets` over stacks of worlds; it ends with the values of both."""
+    records = between(program, starts, targets, members)
+    steps = ((one.name, one.inputs, compile_stacked_rule(one)) for one in records)
+    return plan_walk(steps, [*starts, *targets], also_reads=also_reads)
 
 
 class Walks:
