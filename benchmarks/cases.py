@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +41,11 @@ class Case:
         self.layers = self.module.config.num_hidden_layers
         self.heads = self.module.config.num_attention_heads
 
+    @cached_property
+    def clean_values(self) -> dict[tuple[str, int], torch.Tensor]:
+        """The values of the source that are put in, read before any hook is on the module."""
+        return {(kind, at): self.source[kind, at] for kind in ("z", "mlp_out") for at in range(self.layers)}
+
     def sweep(self) -> cw.Sweep:
         return self.model.sweep(self.sites, base=self.base, source=self.source, metric=self.metric)
 
@@ -54,7 +60,7 @@ class Case:
             if kind == "z":
                 width = self.module.config.hidden_size // self.heads
                 part = slice(head * width, (head + 1) * width)
-                clean = self.source["z", layer].flatten(2)
+                clean = self.clean_values["z", layer].flatten(2)
 
                 def pre(_: Any, args: Any, part: slice = part, clean: torch.Tensor = clean) -> Any:
                     value = args[0].clone()
@@ -65,7 +71,7 @@ class Case:
                     pre
                 )
             else:
-                clean = self.source["mlp_out", layer]
+                clean = self.clean_values["mlp_out", layer]
 
                 def post(_: Any, __: Any, ___: Any, clean: torch.Tensor = clean) -> torch.Tensor:
                     return clean
@@ -84,7 +90,7 @@ class Case:
         return torch.cat([self._stacked(sites[start : start + size]) for start in range(0, len(sites), size)])
 
     def _stacked(self, sites: list[tuple[str, int, int]]) -> torch.Tensor:
-        width = self.module.config.hidden_size // self.heads
+        width, values = self.module.config.hidden_size // self.heads, self.clean_values
         handles = []
         for layer in range(self.layers):
             heads = [(row, head) for row, (kind, at, head) in enumerate(sites) if (kind, at) == ("z", layer)]
@@ -92,7 +98,7 @@ class Case:
                 rows, picked = (
                     torch.tensor(column, device=self.device) for column in zip(*heads, strict=True)
                 )
-                clean = self.source["z", layer][0]
+                clean = values["z", layer][0]
 
                 def pre(_: Any, args: Any, rows: Any = rows, picked: Any = picked, clean: Any = clean) -> Any:
                     value = args[0].clone().unflatten(-1, (self.heads, width))
@@ -103,7 +109,7 @@ class Case:
                 handles.append(module.register_forward_pre_hook(pre))
             for row, site in enumerate(sites):
                 if site[:2] == ("mlp_out", layer):
-                    whole = self.source["mlp_out", layer][0]
+                    whole = values["mlp_out", layer][0]
 
                     def post(_: Any, __: Any, out: Any, row: int = row, whole: Any = whole) -> Any:
                         out = out.clone()

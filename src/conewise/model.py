@@ -43,7 +43,7 @@ from conewise.runs.spreading import with_named
 from conewise.status import status_line
 from conewise.surgery.module import ProgramModule
 from conewise.sweeps.batches import Base
-from conewise.sweeps.execution.kernels import load_kernels
+from conewise.sweeps.execution.wavefront import load_kernels
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.storage.provenance import asked_by
 from conewise.sweeps.sweep import Sweep

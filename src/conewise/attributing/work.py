@@ -24,7 +24,7 @@ from conewise.runs.run import InputRun, PassRun
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.reading import MetricReader, SweepLedger
 from conewise.sweeps.planning.planner import facts_of, is_product, readout, tail_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 _RELEVANCE = "_relevance"

@@ -45,7 +45,7 @@ from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import index_tensor, repeated
 from conewise.sweeps.planning.planner import ModelFacts, facts_of, readout, tail_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 NOTHING, LAST, ALL = range(3)

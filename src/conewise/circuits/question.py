@@ -34,8 +34,8 @@ from conewise.runs.metric_words import as_metric
 from conewise.runs.metrics import Metric, expect_prompts
 from conewise.runs.reading import Reading
 from conewise.runs.run import baseline
-from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import MetricReader
+from conewise.sweeps.execution.wavefront import kernels_of_passes
 from conewise.sweeps.planning.planner import facts_of
 from conewise.text.prompts import TokenizedPrompts, as_pairs, tokenize
 from conewise.threads import Turn

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from conewise.anatomy.selectors import Spread
 from conewise.extras import needs
 from conewise.program.tensors import Tensor
-from conewise.sweeps.panels import panel, plain
+from conewise.sweeps.findings import panel, plain
 from conewise.sweeps.statistics import Statistics
 from conewise.sweeps.storage.result_data import ResultData
 from conewise.templates import LIGHT

@@ -18,10 +18,10 @@ from conewise.errors import SweepError, WeightsChangedError
 from conewise.program.tensors import Tensor
 from conewise.program.walk import bitwise_same
 from conewise.report.story import read_story, write_story
+from conewise.runs.metrics import Vector
 from conewise.status import shown_phases
 from conewise.sweeps.batches import base_story
-from conewise.sweeps.findings import certainty, cost, finding
-from conewise.sweeps.panels import heatmaps, strong
+from conewise.sweeps.findings import certainty, cost, finding, heatmaps, strong
 from conewise.sweeps.recheck import recheck
 from conewise.sweeps.statistics import LEVEL, RESAMPLES, Statistics, statistics_of
 from conewise.sweeps.storage.archive import read_result
@@ -117,7 +117,7 @@ class Result(ResultData):
             shaped = numbers if numbers.ndim == 3 else numbers[:, None]
             rows = [
                 (shaped[own] - base[own][:, None]).norm(dim=0) if vector.axes else shaped[own.start]
-                for vector, own in zip(self.vectors, self._rows_of_vectors(), strict=True)
+                for vector, own in self._each_metric()
             ]
             found.append(torch.stack(rows))
         per_prompt, own_base, source = found
@@ -205,23 +205,20 @@ class Result(ResultData):
 
     def _of_metric(self, table: Tensor, metric: str | None = None) -> Tensor:
         """A metric of `table`, [metric, cell]: in the natural axes of the cells, then those of a vector."""
-        rows, name = self._rows(metric), self._named(metric)
-        axes = next((one for one in self.vectors if one.axes and one.name == name), None)
+        one, rows = self._found(metric)
         found = [self._shaped(row) for row in table[rows]]
-        return found[0] if axes is None else torch.stack(found, -1).reshape(*found[0].shape, *axes.shape)
+        return torch.stack(found, -1).reshape(*found[0].shape, *one.shape) if one.axes else found[0]
 
-    def _named(self, metric: str | None) -> str:
-        """The name of a metric, of the first where none is given."""
-        return metric if metric is not None else (self.vectors[0].name if self.vectors else self.metrics[0])
+    def _found(self, metric: str | None) -> tuple[Vector, slice]:
+        """A metric and its rows, the first unless it is named; a number of a vector has a name too."""
+        for one, rows in self._each_metric():
+            if metric in {None, one.name}:
+                return one, rows
+        row = self._number(metric)
+        return Vector(self.metrics[row], (), ()), slice(row, row + 1)
 
     def _rows(self, metric: str | None) -> slice:
-        """The rows of a metric, of the first unless it is named; a number of a vector has a name too."""
-        wanted = self._named(metric)
-        for own, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
-            if own.name == wanted:
-                return rows
-        row = self._number(wanted)
-        return slice(row, row + 1)
+        return self._found(metric)[1]
 
     def _number(self, metric: str | None) -> int:
         """The number of a metric, the first unless it is named; of a vector, of its first number."""
@@ -229,10 +226,9 @@ class Result(ResultData):
             return 0
         if metric in self.metrics:
             return self.metrics.index(metric)
-        for own, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
-            if own.name == metric:
-                first: int = rows.start
-                return first
+        for one, rows in self._each_metric():
+            if one.name == metric:
+                return int(rows.start)
         raise SweepError(f"no metric {metric!r} in this result; there are {', '.join(self._metric_names())}.")
 
     # -- over prompts --------------------------------------------------------------------------
@@ -608,7 +604,7 @@ class Result(ResultData):
 
     def _metric_names(self) -> list[str]:
         """The name of each metric: of a vector it is one."""
-        return [one.name for one in self.vectors] or list(self.metrics)
+        return [one.name for one, _ in self._each_metric()]
 
     def strongest(self, metric: str | None = None, top: Count = 5) -> list[tuple[Cell, float, float]]:
         """The cells with the largest effects of a metric, either way: cell, effect, value.
@@ -616,9 +612,8 @@ class Result(ResultData):
         Of a vector both are how far it is from that of the base.
         """
         if self.vectors and metric not in self.metrics:
-            number = [one.name for one in self.vectors].index(self._metric_at(self._number(metric))[0])
-            told = self.distances()
-            return told.strongest(told.metrics[number], top)
+            own, told = self._metric_at(self._number(metric))[0], self.distances()
+            return told.strongest(told.metrics[self.vectors.index(own)], top)
         row = self._number(metric)
         cells, base = self.cells, float(self.base[row])
         values = self.table[row].tolist()

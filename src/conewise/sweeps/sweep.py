@@ -48,7 +48,7 @@ from conewise.sweeps.execution.reading import MetricReader, SweepLedger
 from conewise.sweeps.planning.patching import axis_lengths, counted_from_front, expect_swept, place_groups
 from conewise.sweeps.planning.plan import Lazy, SweepPlan
 from conewise.sweeps.planning.planner import Planner, facts_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.recheck import Rerun
 from conewise.sweeps.result import Result

@@ -51,14 +51,14 @@ from conewise.status import Phases
 from conewise.sweeps.execution.batch import Batch, Site
 from conewise.sweeps.execution.executors import WavefrontExecutor
 from conewise.sweeps.execution.fills import PassFills, Values
-from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import PHASES
+from conewise.sweeps.execution.wavefront import kernels_of_passes
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.passes import PassProgram
 from conewise.sweeps.planning.plan import SweepPlan
 from conewise.sweeps.planning.planner import facts_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.provenance import model_digest
 from conewise.sweeps.sweep import Sweep, _part_shape

@@ -7,8 +7,8 @@ import torch
 
 import conewise as cw
 from conewise.program.records import ATTENTION
-from conewise.sweeps.execution import kernels
-from conewise.sweeps.execution.kernels import load_kernels
+from conewise.sweeps.execution import wavefront as kernels
+from conewise.sweeps.execution.wavefront import load_kernels
 from conewise.sweeps.planning.fusing import find_fusions
 from conewise.sweeps.planning.planner import facts_of
 from tests.sweeps.tiny import tiny

@@ -18,7 +18,7 @@ from conewise.sweeps.execution.wavefront import Wavefront
 from conewise.sweeps.planning.memory import NodeSizes, measured
 from conewise.sweeps.planning.passes import PassProgram
 from conewise.sweeps.planning.schedule import Ranges
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from tests.sweeps.execution.test_wavefront import KINDS, LENGTH, Scene, built, scenes
 
 KNOWN = [kind for kind in KINDS if kind not in {"summed", "turned"}]

@@ -18,7 +18,7 @@ from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.patching import Patching
 from conewise.sweeps.planning.plan import Compiled, SweepPlan
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, StandingEdit, StoredCut, SweepSpec
 from tests.sweeps.handmade import WIDTH, B, Handmade, T, numbers
 

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import conewise as cw
 from conewise.program.walk import compile_rule
-from conewise.sweeps.planning import memory_layout as walking
+from conewise.sweeps.planning import shapes as walking
 from conewise.sweeps.planning.independence import Independence
 from conewise.sweeps.planning.layout import Layout
 

@@ -9,7 +9,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,9 +27,8 @@ from conewise.sweeps.execution.batch import Batch, Site, edge_stacks
 from conewise.sweeps.execution.cuda_graph import GraphPool, Record, Replayed, replay_pays
 from conewise.sweeps.execution.fills import PassFills, Values
 from conewise.sweeps.execution.growth import ARENA, Watch, is_roomy
-from conewise.sweeps.execution.kernels import kernels_of_passes
 from conewise.sweeps.execution.reading import MetricReader, SweepLedger
-from conewise.sweeps.execution.wavefront import ReadValue, Wavefront
+from conewise.sweeps.execution.wavefront import ReadValue, Wavefront, kernels_of_passes
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import Constants, index_tensor
 from conewise.sweeps.planning.passes import (
@@ -40,10 +39,9 @@ from conewise.sweeps.planning.passes import (
     read_of_base,
     weights_of,
 )
-from conewise.sweeps.planning.patching import read_in
-from conewise.sweeps.planning.plan import SERIAL_GROUP, Compiled
+from conewise.sweeps.planning.plan import Compiled
 from conewise.sweeps.planning.planner import facts_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 RUNNERS = 64
@@ -108,12 +106,8 @@ class SerialExecutor:
     kept = 0
 
     def __init__(self, compiled: Compiled, spec: SweepSpec) -> None:
-        self.compiled, self.spec = compiled, spec
+        self.compiled, self.spec, self.chunks = compiled, spec, compiled.chunks
         self.has_edges = any(table.edges is not None for table in compiled.fills)
-        worlds = len(compiled.order)
-        self.chunks = [
-            range(first, min(first + SERIAL_GROUP, worlds)) for first in range(0, worlds, SERIAL_GROUP)
-        ]
 
     def over(self, batch: Batch, metrics: MetricReader) -> Execution:
         """Begin with a batch."""
@@ -125,9 +119,8 @@ class SerialExecutor:
         for _, worlds in self.compiled.steps:
             done = sum(max(0, min(stop, own.stop) - max(start, own.start)) for start, stop in worlds)
             ledger.node_evaluations += done
-        for world in own:
-            for one in read_in(self.compiled.fills, range(world, world + 1)):
-                ledger.node_evaluations += one.writers * one.work
+        readers = [self.compiled.of_readers(range(world, world + 1)) for world in own]
+        ledger.node_evaluations += sum(evaluations for evaluations, _ in readers)
         ledger.launches = ledger.node_evaluations
 
 
@@ -181,7 +174,7 @@ class WavefrontExecutor:
         self.cells, self.precision = spec.cells, spec.precision  # not its metrics, which are their owner's
         self.columns = dict(compiled.columns)
         self.has_edges = any(table.edges is not None for table in compiled.fills)
-        self.chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+        self.chunks = compiled.chunks
         of_source = [table for table in compiled.fills if table.is_source]
         self.sites = tuple(dict.fromkeys(table.site for table in of_source))
         self.site_values: dict[Site, Tensor | None] = {}
@@ -200,16 +193,16 @@ class WavefrontExecutor:
         self._constants = Constants(facts.layout, facts.program.source_values.__getitem__)
         self._record: Record | None = None
         peak = max(program.peak for program in compiled.programs)
-        if pool is not None and self._replay_pays() and is_roomy(peak, budget):
-            own = pool()
-            own.reserve(int(ARENA * peak))
-            self._record = own.record
-
-    def _replay_pays(self) -> bool:
-        programs = [self.compiled.programs[one.program] for one in self.compiled.passes]
-        flops = sum(program.flops for program in programs)
-        dtype = self.facts.records[self.compiled.targets[0]].dtype
-        return dtype is not None and replay_pays(flops, sum(one.launches for one in programs), dtype)
+        dtype = facts.records[compiled.targets[0]].dtype
+        if pool is not None and dtype is not None and is_roomy(peak, budget):
+            programs = [compiled.programs[one.program] for one in compiled.passes]
+            flops, launches = (
+                sum(one) for one in zip(*((p.flops, p.launches) for p in programs), strict=True)
+            )
+            if replay_pays(flops, launches, dtype):
+                own = pool()
+                own.reserve(int(ARENA * peak))
+                self._record = own.record
 
     @cached_property
     def kept(self) -> int:
@@ -232,24 +225,14 @@ class WavefrontExecutor:
         """The targets of a pass by the number of its program; recorded for a way back where that is asked."""
         return self._wavefront.run(self.compiled.programs[number], read, fills, values, records=records)
 
-    def count(self, chunk: int, ledger: SweepLedger) -> None:
-        """Count what a chunk computes that was computed before, and is resumed."""
-        self._count_steps(chunk, ledger)
-        for one in read_in(self.compiled.fills, self.chunks[chunk]):
-            ledger.node_evaluations += one.writers * one.work
-            ledger.launches += one.calls * one.work
-
-    def count_done(self, chunk: int, batch: Batch, ledger: SweepLedger) -> None:
-        """Count what a pass has computed: its steps, and what readers of edges were counted to compute."""
-        self._count_steps(chunk, ledger)
+    def count(self, chunk: int, ledger: SweepLedger, batch: Batch | None = None) -> None:
+        """Count what a chunk computes; with a batch, what readers of its edges have computed."""
+        evaluations, launches = self._counts[self.compiled.passes[chunk].program]
         if self.has_edges:
-            evaluations, calls = batch.edges.counted()
-            ledger.node_evaluations += evaluations
-            ledger.launches += calls
-
-    def _count_steps(self, chunk: int, ledger: SweepLedger) -> None:
-        node_evaluations, launches = self._counts[self.compiled.passes[chunk].program]
-        ledger.node_evaluations += node_evaluations
+            worlds = self.chunks[chunk]
+            more, calls = self.compiled.of_readers(worlds) if batch is None else batch.edges.counted()
+            evaluations, launches = evaluations + more, launches + calls
+        ledger.node_evaluations += evaluations
         ledger.launches += launches
 
     def runner(self, chunk: int, batch: Batch) -> PassRunner:
@@ -301,7 +284,7 @@ class WavefrontExecutor:
         if self.streamed.stream is None or self.has_edges or len(runs) < len(batch.runs):
             return None
         runner = self._baseline(runs)
-        return None if runner is None else runner.along(runs, self._own_wavefront())
+        return None if runner is None else Along(runner, runs, self._own_wavefront())
 
     def _own_wavefront(self) -> Wavefront:
         facts, rules = self.facts, self._rules
@@ -335,22 +318,19 @@ class WavefrontExecutor:
         """Reads values of the base by the graph's own names."""
         if not isinstance(batch.base, PassRun):
             return reader(batch.base)
+        values, constants = batch.base.values, self._constants.value
         known = _Known(self.facts.program.source_values)
-        if isinstance(batch.base.values, OfWorld):
-            known.constant = batch.base.values.or_else(self._constants.value)
-            return known.__getitem__
-        known.update(batch.base.values)
-        known.constant = self._constants.value
+        known.otherwise = lambda name: values[name] if name in values else constants(name)
         return known.__getitem__
 
 
 class _Known(dict[str, Any]):
-    """Values by name: weights, and what a pass computed; constants where they are asked for."""
+    """Weights by name, and other values where they are asked for."""
 
-    constant: Callable[[str], Any]
+    otherwise: Callable[[str], Any]
 
     def __missing__(self, name: str) -> Any:
-        return self.constant(name)
+        return self.otherwise(name)
 
 
 class WavefrontExecution(Execution):
@@ -403,7 +383,7 @@ class WavefrontExecution(Execution):
             self._explain(runner)
             raise
         ledger.compute_seconds += time.perf_counter() - started
-        executor.count_done(chunk, self._batch, ledger)
+        executor.count(chunk, ledger, self._batch)
 
         def fetch() -> Tensor:
             started = time.perf_counter()
@@ -489,11 +469,11 @@ class PassRunner:
         self, read: ReadValue, values: Values, columns: Mapping[str, Tensor]
     ) -> dict[str, Tensor] | None:
         """All that changes from run to run, by name; None where some of it is no tensor."""
-        if not self.fills.is_of_source():
+        if not self.fills.is_of_source:
             return None
         found: dict[str, Any] = {name: read(name) for name in self._names}
-        found |= {_site_slot(site): values.whole(site) for site in self.fills.sites()}
-        found |= {_column_slot(node): index for node, index in columns.items()}
+        found |= {_slot("site", site): values.whole(site) for site in self.fills.sites}
+        found |= {_slot("columns", node): index for node, index in columns.items()}
         return found if all(isinstance(one, torch.Tensor) for one in found.values()) else None
 
     def _recorded(
@@ -506,7 +486,7 @@ class PassRunner:
     ) -> Replayed:
         """The pass, recorded over slots for all that changes from run to run."""
         assert self._record is not None
-        own = {_column_slot(node) for node in columns}
+        own = {_slot("columns", node) for node in columns}
         slots = {name: value if stays and name not in own else value.clone() for name, value in given.items()}
 
         def action(slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -517,20 +497,12 @@ class PassRunner:
                     self._held[name] = read(name)
                 return self._held[name]
 
-            sites: dict[Site, Tensor | None] = {site: slot[_site_slot(site)] for site in self.fills.sites()}
-            picked = {node: slot[_column_slot(node)] for node in columns}
+            sites: dict[Site, Tensor | None] = {site: slot[_slot("site", site)] for site in self.fills.sites}
+            picked = {node: slot[_slot("columns", node)] for node in columns}
             put = values.in_slots(sites)
             return self._wavefront.run(self.program, from_slots, self.fills, put, columns=picked)
 
         return Replayed(action, slots, self._record)
-
-
-def _site_slot(site: Site) -> str:
-    return f"site {site}"
-
-
-def _column_slot(node: str) -> str:
-    return f"columns of {node}"
 
 
 # ------------------------------------------------------------------------------------------
@@ -552,12 +524,12 @@ class BaselineRunner:
         constants: Callable[[str], Any],
         record: Record | None = None,
     ) -> None:
-        self._wavefront, self._program, self._constants = wavefront, program, constants
+        self._wavefront, self.program, self.constants = wavefront, program, constants
         self._batch_dim = facts.layout.batch_dim
         self._inputs = [leaf.name for leaf in facts.program.inputs]
         self._record = record
         self._replayed: Replayed | None = None
-        self._parts: list[dict[str, Any]] | None = None
+        self._parts: list[dict[str, Any]] = []
         self._runs = 0
 
     @property
@@ -570,30 +542,9 @@ class BaselineRunner:
     def run(self, runs: Sequence[InputRun]) -> list[PassRun]:
         """These runs, computed together."""
         self._runs += 1
-        if self._record is not None and self._runs > 1:
-            parts = self._replay([run.inputs for run in runs])
-        else:
-            parts = self._split(self._computed(self._stacked([run.inputs for run in runs])))
+        given = [run.inputs for run in runs]
+        parts = self._replay(given) if self._record is not None and self._runs > 1 else self._computed(given)
         return [PassRun(run, {**part, **run.inputs}) for run, part in zip(runs, parts, strict=True)]
-
-    def along(self, runs: Sequence[InputRun], wavefront: Wavefront) -> Along:
-        """These runs, computed when their values are read, and along with another pass."""
-        return Along(self, runs, wavefront)
-
-    def piecemeal(
-        self, runs: Sequence[InputRun], wavefront: Wavefront
-    ) -> tuple[PassProgram, Callable[[int], None], Mapping[str, Callable[[], Tensor]]]:
-        """The pass of these runs, a part at a time."""
-        given = self._stacked([run.inputs for run in runs])
-        return self._program, *wavefront.piecemeal(self._program, self._constants, given)
-
-    def of_world(self, name: str, value: Tensor, world: int) -> Tensor:
-        """The value of one of the runs: a view of what was computed together."""
-        worlds, dim = self._program.worlds, self._batch_dim[name]
-        if worlds == 1:
-            return value
-        assert dim is not None
-        return value.chunk(worlds, dim)[world]
 
     def _replay(self, given: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
         slots = {_slot(name, w): one[name] for w, one in enumerate(given) for name in self._inputs}
@@ -602,76 +553,67 @@ class BaselineRunner:
 
             def action(slot: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 inputs = [{name: slot[_slot(name, w)] for name in self._inputs} for w in range(len(given))]
-                return self._computed(self._stacked(inputs))
+                self._parts = self._computed(inputs)
+                return {}
 
             own = {name: value.clone() for name, value in slots.items()}
             self._replayed = Replayed(action, own, self._record)
-            self._parts = self._split(self._replayed.outputs)
         self._replayed.run(slots)
-        assert self._parts is not None
         return self._parts
 
-    def _stacked(self, given: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        if len(given) == 1:
-            return {name: given[0][name] for name in self._inputs}
-        found = {}
-        for name in self._inputs:
-            dim = self._batch_dim[name]
-            assert dim is not None
-            found[name] = torch.cat([one[name] for one in given], dim)
-        return found
+    def stacked(self, given: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The inputs of runs as the stacks that the pass begins with."""
+        own = {name: [one[name] for one in given] for name in self._inputs}
+        return {
+            name: one[0] if len(one) == 1 else torch.cat(one, self._dim(name)) for name, one in own.items()
+        }
 
-    def _computed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._wavefront.run(self._program, self._constants, given=inputs)
+    def of_world(self, name: str, value: Tensor, world: int) -> Tensor:
+        """The value of one of the runs: a view of what was computed together."""
+        worlds = self.program.worlds
+        return value if worlds == 1 else value.chunk(worlds, self._dim(name))[world]
 
-    def _split(self, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-        """The values of each run: views of what was computed together."""
-        worlds = self._program.worlds
-        if worlds == 1:
-            return [dict(values)]
-        found: list[dict[str, Any]] = [{} for _ in range(worlds)]
-        for name, value in values.items():
-            dim = self._batch_dim[name]
-            assert dim is not None
-            for part, own in zip(found, value.chunk(worlds, dim), strict=True):
-                part[name] = own
-        return found
+    def _dim(self, name: str) -> int:
+        dim = self._batch_dim[name]
+        assert dim is not None
+        return dim
+
+    def _computed(self, given: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
+        """The values of each run."""
+        values = self._wavefront.run(self.program, self.constants, given=self.stacked(given))
+        worlds = range(self.program.worlds)
+        return [{n: self.of_world(n, value, world) for n, value in values.items()} for world in worlds]
 
 
 class Along:
     """Runs that are computed along with another pass, each node before the other's; or when they are read."""
 
     def __init__(self, runner: BaselineRunner, runs: Sequence[InputRun], wavefront: Wavefront) -> None:
-        self._order = runs[0].model.program.order
+        self._order, self.program = runs[0].model.program.order, runner.program
         with computing():
-            self.program, self._up_to, self._targets = runner.piecemeal(runs, wavefront)
+            given = runner.stacked([run.inputs for run in runs])
+            self._up_to, targets = wavefront.piecemeal(self.program, runner.constants, given)
         # Fused steps stand where the last of their nodes does.
         self._places = [self._order.get(step.node, -1) for step in self.program.steps]
-        self._at = {step.node: number for number, step in enumerate(self.program.steps)}
-        self._runner = runner
-        self.runs = [PassRun(run, OfWorld(self, world, run.inputs)) for world, run in enumerate(runs)]
+        at = {step.node: number for number, step in enumerate(self.program.steps)}
+
+        def value(name: str, world: int) -> Tensor:
+            self._compute(at[name] + 1)
+            return runner.of_world(name, targets[name](), world)
+
+        self.runs = []
+        for world, run in enumerate(runs):
+            own: dict[str, Callable[[], Any]] = {name: partial(value, name, world) for name in targets}
+            own |= {name: partial(run.inputs.__getitem__, name) for name in run.inputs}
+            self.runs.append(PassRun(run, _Later(own)))
 
     def before(self, node: str) -> None:
         """Compute all that the program computes up to a node."""
-        place = self._order.get(node, -1)
-        self._compute(bisect.bisect_right(self._places, place))
+        self._compute(bisect.bisect_right(self._places, self._order.get(node, -1)))
 
     def finish(self) -> None:
         """Compute what is left."""
         self._compute(len(self._places))
-
-    def value(self, name: str, world: int) -> Tensor:
-        """The value of a node in one of the runs; it is computed where it was not."""
-        self._compute(self._at[name] + 1)
-        return self._runner.of_world(name, self._targets[name](), world)
-
-    def has(self, name: str) -> bool:
-        """True if the pass keeps a node."""
-        return name in self._targets
-
-    def names(self) -> list[str]:
-        """The nodes that are kept."""
-        return list(self._targets)
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -679,36 +621,27 @@ class Along:
         self._up_to(stop)
 
 
-class OfWorld(Mapping[str, Any]):
-    """The values of one of the runs of an `Along`, with its inputs."""
+class _Later(Mapping[str, Any]):
+    """Values that are computed when they are read."""
 
-    def __init__(self, along: Along, world: int, inputs: Mapping[str, Tensor]) -> None:
-        self._along, self._world, self._inputs = along, world, inputs
+    def __init__(self, made: Mapping[str, Callable[[], Any]]) -> None:
+        self._made = made
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._inputs:
-            return self._inputs[name]
-        if not self._along.has(name):
-            raise KeyError(name)
-        return self._along.value(name, self._world)
+        return self._made[name]()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._inputs or (isinstance(name, str) and self._along.has(name))
+        return name in self._made
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._inputs
-        yield from self._along.names()
+        return iter(self._made)
 
     def __len__(self) -> int:
-        return len(self._inputs) + len(self._along.names())
-
-    def or_else(self, other: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Reads these values, and what is not among them with `other`."""
-        return lambda name: self[name] if name in self else other(name)
+        return len(self._made)
 
 
-def _slot(name: str, world: int) -> str:
-    return f"{world} {name}"
+def _slot(name: str, of: object) -> str:
+    return f"{name} of {of}"
 
 
 Executor = SerialExecutor | WavefrontExecutor

@@ -5,7 +5,7 @@ This is the vectorised form of `runs/values.py`, which replaces a part of one va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Protocol
@@ -171,17 +171,11 @@ class PassFills:
         self._cells = [cells[cell] for cell in compiled.order[one.first : one.first + one.worlds]]
         self._rows: dict[tuple[str, Ranges], list[_Rows]] = {}
 
-    @property
-    def _all(self) -> Iterator[FillTable]:
-        return (table for tables in self._tables.values() for table, _ in tables)
-
-    def sites(self) -> list[Site]:
-        """Return the sites whose whole values are read."""
-        return list(dict.fromkeys(table.site for table in self._all if table.is_source))
-
-    def is_of_source(self) -> bool:
+        own = [table for tables in self._tables.values() for table, _ in tables]
+        self.sites = list(dict.fromkeys(table.site for table in own if table.is_source))
+        """The sites whose whole values are read."""
+        self.is_of_source = all(table.is_source for table in own)
         """True if the sweep's source is all that is put in: no edge, no edit of the base, no other source."""
-        return all(table.is_source for table in self._all)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where what is put in has NaN in it; `sites` are those that have some somewhere."""
@@ -233,18 +227,17 @@ class _Rows:
     ) -> None:
         """`cells` has the places of each world of the pass, as they were written."""
         self._table, self._located, self._cells = table, located, cells
-        self._numbers, self._places = numbers, places
-        view, axes = located.view, table.axes
-        self._view, self._fixed, self._site = view, table.part, table.site
-        self._is_source = table.is_source
+        self._numbers, self._places, self._device = numbers, places, device
+        self._view = view = located.view
+        self._fixed = table.part
         # Axes that are selected come first, both in what is read and in what is written.
-        self._selected = [axis for axis in view.axes if axis in axes or axis in self._fixed]
+        self._selected = [axis for axis in view.axes if axis in table.axes or axis in self._fixed]
         self._numbered = {
-            axis: [along[number] for number in numbers] for axis, along in zip(axes, table.index, strict=True)
+            axis: [along[number] for number in numbers]
+            for axis, along in zip(table.axes, table.index, strict=True)
         }
         order = [view.axes.index(axis) for axis in self._selected]
         self._order = (*order, *(dim for dim in range(len(view.axes)) if dim not in order))
-        self._device = device
         # Of edges the writers, of cells' own sources these, each once; and which of them each world has.
         beside: Sequence[Any] = table.edges.writers if table.edges is not None else ()
         beside = table.own.sources if table.own is not None else beside
@@ -255,8 +248,7 @@ class _Rows:
         self._index: tuple[Tensor, ...] | None = None
         self._at = brought(torch.tensor(list(places), dtype=torch.long), device)
         self._written: tuple[Tensor, ...] = ()
-        self._shape: tuple[int, ...] = ()
-        self._strides: tuple[int, ...] | None = None
+        self._found_for: tuple[Any, ...] = ()
         self._target: tuple[Any, ...] = (), (), 0
 
     def _place_of(self, number: int) -> Place:
@@ -264,92 +256,78 @@ class _Rows:
         return self._cells[self._table.worlds[number]][self._table.ordinal]
 
     def write(self, stack: Tensor, values: Values, sizes: Sequence[int]) -> None:
+        target = self._selected_first(stack, sizes)
         if values.learning is not None:
-            self._write_learned(stack, sizes, values.learning)
+            target, made = self._learned(stack, sizes, values.learning)
+            target.index_put_(self._written, made.to(target.dtype))
             return
-        whole = values.whole(self._site) if self._is_source else None
-        if whole is not None:
-            self._write_whole(stack, sizes, whole)
+        put = self._put(target, values, stack)
+        if put is None:
+            self._write_each(self._view.present(stack, sizes, leading=1), values)
             return
-        table = self._table
-        if table.own is not None and table.own.how in {"value", "shift"}:
-            self._write_own(stack, sizes, values, is_shift=table.own.how == "shift")
-            return
-        if table.edges is not None:
-            at_once, live = table.edges.at_once, table.edges.live
-            by_writer = values.batch.edges.of_edges(table.site, self._given, at_once, live)
-            self._write_edges(stack, sizes, by_writer)
-            return
-        whole = None if table.own is None else values.own_whole(table.site, self._given[0])
-        if whole is not None:
-            self._write_whole(stack, sizes, whole)
-            return
-        self._write_each(self._view.present(stack, sizes, leading=1), values)
+        # By one call: an assignment to an index is taken apart in steps.
+        target.index_put_(self._written, put if put.dtype == target.dtype else put.to(target.dtype))
 
     def _selected_first(self, stack: Tensor, sizes: Sequence[int]) -> Tensor:
         """The stack in natural axes, the selected ones first behind the worlds; it shares memory with it.
 
         How it lies in memory depends on the stack's own shape and strides alone, and is found out once.
         """
-        if stack.stride() != self._strides or stack.shape != self._shape:
+        if self._found_for != (stack.shape, stack.stride()):
             shown = self._view.present(stack, sizes, leading=1)
             index = self._indices(shown.shape[1:])
             self._written = (self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0)), *index)
             target = shown.permute(0, *(1 + dim for dim in self._order))
             offset = target.storage_offset() - stack.storage_offset()
-            self._strides, self._shape = stack.stride(), stack.shape
+            self._found_for = stack.shape, stack.stride()
             self._target = target.shape, target.stride(), offset
         shape, strides, offset = self._target
         if not offset:
             return stack.as_strided(shape, strides)
         return stack.as_strided(shape, strides, stack.storage_offset() + offset)
 
-    def _write_whole(self, stack: Tensor, sizes: Sequence[int], whole: Tensor) -> None:
-        """Write for each world the part of a whole value that stands at its place."""
-        target = self._selected_first(stack, sizes)
+    def _put(self, target: Tensor, values: Values, stack: Tensor) -> Tensor | None:
+        """Return what these worlds put in, one behind the other; None where it is made world by world."""
+        table, (at, *index) = self._table, self._written
+        if table.edges is not None:
+            edges, site = table.edges, table.site
+            made = values.batch.edges.of_edges(site, self._given, edges.at_once, edges.live)
+            source = made.permute(0, *(1 + dim for dim in self._order))
+            return _read_at(source, (self._from.reshape(at.shape), *index))
+        whole: Tensor | None = None
+        if table.is_source:
+            whole = values.whole(table.site)
+        elif table.own is not None and table.own.how in {"value", "shift"}:
+            located = replace(self._located, part=self._place_of(self._numbers[0]).part)
+            rows = values.own_rows(located, self._given, stack)
+            # Selected axes come first in the target; those of one number are none of the part's.
+            left = located.part_axes
+            order = [axis for axis in self._selected if axis not in self._numbered]
+            order += [axis for axis in left if axis not in order]
+            put = rows.permute(0, *(1 + left.index(axis) for axis in order))[self._from]
+            return target[self._written].add_(put) if table.own.how == "shift" else put
+        elif table.own is not None:
+            whole = values.own_whole(table.site, self._given[0])
+        if whole is None:
+            return None
         source = whole.permute(self._order)
-        put = _read_at(source, self._index) if self._index else source
-        target.index_put_(self._written, put if put.dtype == target.dtype else put.to(target.dtype))
+        return _read_at(source, index) if index else source
 
-    def _write_edges(self, stack: Tensor, sizes: Sequence[int], by_writer: Tensor) -> None:
-        """Write for each world what its writer's edge makes of the site."""
-        target = self._selected_first(stack, sizes)
-        at, *index = self._written
-        source = by_writer.permute(0, *(1 + dim for dim in self._order))
-        _write_at(target, self._written, _read_at(source, (self._from.reshape(at.shape), *index)))
-
-    def _write_own(self, stack: Tensor, sizes: Sequence[int], values: Values, *, is_shift: bool) -> None:
-        """Write for each world what its own source puts there, or add it to what is there."""
-        target = self._selected_first(stack, sizes)
-        located = replace(self._located, part=self._place_of(self._numbers[0]).part)
-        rows = values.own_rows(located, self._given, stack)
-        # Selected axes come first in the target; those of one number are none of the part's.
-        left = located.part_axes
-        order = [axis for axis in self._selected if axis not in self._numbered]
-        order += [axis for axis in left if axis not in order]
-        put = rows.permute(0, *(1 + left.index(axis) for axis in order))[self._from]
-        if is_shift:
-            put = target[self._written].add_(put)
-        _write_at(target, self._written, put)
-
-    def _write_learned(self, stack: Tensor, sizes: Sequence[int], learning: Learning) -> None:
-        """Write for each world what is made of what is there; gradients go through it where torch records."""
+    def _learned(self, stack: Tensor, sizes: Sequence[int], learning: Learning) -> tuple[Tensor, Tensor]:
+        """The target, and what is made of what is there; gradients go through both where torch records."""
         shown = self._view.present(stack, sizes, leading=1)
-        index = self._indices(shown.shape[1:])
-        at = (self._at.reshape(-1, *[1] * (index[0].dim() - 1 if index else 0)), *index)
-        target = shown.permute(0, *(1 + dim for dim in self._order))
-        present, whole = target[at], learning.source(self._site)
+        target, index = shown.permute(0, *(1 + dim for dim in self._order)), self._written[1:]
+        present, whole = target[self._written], learning.source(self._table.site)
         if whole is not None:
             source = whole.permute(self._order)
             whole = (source[index] if index else source[None]).expand(present.shape)
         worlds = [self._table.worlds[number] for number in self._numbers]
-        target.index_put_(at, learning.made(worlds, present, whole))
+        return target, learning.made(worlds, present, whole)
 
     def expect_no_nan(self, values: Values, sites: Collection[Site]) -> None:
         """Raise PatchError where one of these rows puts NaN in, of those that put from `sites`."""
         table = self._table
-        is_whole = self._is_source and table.site in sites
-        whole = values.whole(table.site) if is_whole else None
+        whole = values.whole(table.site) if table.is_source and table.site in sites else None
         if whole is None:
             return
         index = self._indices(whole.shape)
@@ -398,12 +376,7 @@ class _Rows:
             own[index] = part
 
 
-_read_at = torch.ops.aten.index.Tensor
-
-
-def _write_at(target: Tensor, index: tuple[Tensor, ...], put: Tensor) -> None:
-    # By one call: an assignment to an index is taken apart in steps.
-    target.index_put_(index, put if put.dtype == target.dtype else put.to(target.dtype))
+_read_at: Callable[[Tensor, Sequence[Tensor]], Tensor] = torch.ops.aten.index.Tensor
 
 
 def nan_flags(wholes: Sequence[Tensor]) -> Tensor | None:

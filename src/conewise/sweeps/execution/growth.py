@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -74,17 +74,14 @@ def watching(devices: Sequence[torch.device], planned: int, budget: int | None =
     process keeps, and what a process grows by says nothing once it has room from before.
     """
     on_cuda = [device for device in devices if device.type == "cuda"]
-    with ExitStack() as entered:
-        watch: Watch
-        if len(devices) > 1 and on_cuda:
-            watch = DeviceWatches(on_cuda, budget)
-        elif on_cuda:
-            watch = DeviceWatch(on_cuda[0], planned, budget)
-        else:
-            meter = entered.enter_context(process_meter())
-            is_free = budget is None and planned >= SMALL and meter.give_back is not None
-            watch = Watch() if is_free else ProcessWatch(meter, planned, budget)
-        yield entered.enter_context(watch)
+    if on_cuda:
+        with DeviceWatch(on_cuda, planned if len(devices) == 1 else 0, budget) as watch:
+            yield watch
+        return
+    with process_meter() as meter:
+        is_free = budget is None and planned >= SMALL and meter.give_back is not None
+        with Watch() if is_free else ProcessWatch(meter, planned, budget) as watch:
+            yield watch
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -234,17 +231,19 @@ def is_roomy(planned: int, budget: int | None) -> bool:
 
 
 class DeviceWatch(Watch):
-    """The watch of a CUDA device: what torch's tensors take there, exactly.
+    """The watch of CUDA devices: what torch's tensors take there, exactly; of several, added up.
 
     With a roomy budget, what is planned is taken from the driver as one piece, and given to torch's allocator
     to cut blocks from. Else each stack that is larger than those before it would get a piece of its own, and
     all of them would be kept. A tight budget is kept by a limit: what the allocator has, beyond what is in
-    use when the watch begins, stays under it.
+    use when the watch begins, stays under it. How much is computed on which of several devices is not
+    planned: nothing is taken in advance there, and nothing limited.
     """
 
-    def __init__(self, device: torch.device, planned: int, budget: int | None) -> None:
-        self._device, self._planned, self._budget = device, planned, budget
-        self._allocated = self._reserved = self._noted = 0
+    def __init__(self, devices: Sequence[torch.device], planned: int, budget: int | None) -> None:
+        self._devices, self._planned, self._budget = devices, planned, budget
+        self._before: list[tuple[int, int]] = []
+        self._noted = 0
         self._limit: DeviceLimit | None = None
         self._entered = ExitStack()
 
@@ -258,52 +257,30 @@ class DeviceWatch(Watch):
         self._noted = max(self._noted, held)
 
     def __enter__(self) -> Self:
-        self._reserved = _stats(self._device)["reserved_bytes"]["all"]["current"]
-        if self._budget is None or is_roomy(self._planned, self._budget):
-            take_at_once(self._device, self._planned)
-        else:
-            self._limit = DeviceLimit(self._device, self._budget)
+        reserved = [_stats(device)["reserved_bytes"]["all"]["current"] for device in self._devices]
+        if self._budget is not None and not is_roomy(self._planned, self._budget):
+            self._limit = DeviceLimit(self._devices[0], self._budget)
             self._entered.enter_context(expandable_segments())
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._allocated = _stats(self._device)["allocated_bytes"]["all"]["current"]
+        elif self._planned:
+            with suppress(torch.OutOfMemoryError):  # then pieces as they come
+                torch.empty(int(self._planned * ARENA), dtype=torch.uint8, device=self._devices[0])
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
+        allocated = [_stats(device)["allocated_bytes"]["all"]["current"] for device in self._devices]
+        self._before = list(zip(allocated, reserved, strict=True))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._entered.close()
-        stats = _stats(self._device)
-        self.peak = max(stats["allocated_bytes"]["all"]["peak"] - self._allocated, self._noted)
-        self.reserved = stats["reserved_bytes"]["all"]["peak"] - self._reserved
+        self.peak, self.reserved = self._noted if len(self._devices) == 1 else 0, 0
+        taken = 0
+        for device, (allocated, reserved) in zip(self._devices, self._before, strict=True):
+            stats = _stats(device)
+            taken += stats["allocated_bytes"]["all"]["peak"] - allocated
+            self.reserved += stats["reserved_bytes"]["all"]["peak"] - reserved
+        self.peak = max(self.peak, taken)
         if self._budget is not None and self.reserved > self._budget:
             torch.cuda.empty_cache()
-
-
-class DeviceWatches(Watch):
-    """The watch of CUDA devices on which a model is spread: what they took, each at most, added up.
-
-    How much of a plan is computed on which of them is not planned, so nothing is taken in advance.
-    """
-
-    def __init__(self, devices: Sequence[torch.device], budget: int | None) -> None:
-        self._each = [DeviceWatch(device, 0, budget) for device in devices]
-        self._entered = ExitStack()
-
-    def __enter__(self) -> Self:
-        for one in self._each:
-            self._entered.enter_context(one)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._entered.close()
-        self.peak = sum(one.peak or 0 for one in self._each)
-        self.reserved = sum(one.reserved or 0 for one in self._each)
-
-
-def take_at_once(device: torch.device, planned: int) -> None:
-    """Let the allocator have one piece for all that is planned, and free it there."""
-    try:
-        torch.empty(int(planned * ARENA), dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError:  # then pieces as they come
-        return
 
 
 def _stats(device: torch.device) -> Any:

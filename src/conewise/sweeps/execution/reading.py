@@ -58,12 +58,8 @@ class SweepLedger:
 
     def add(self, other: SweepLedger) -> None:
         """Add what another run did, one after the other: of memory it is the most of both."""
-        self.node_evaluations += other.node_evaluations
-        self.launches += other.launches
-        self.resumed += other.resumed
-        self.moved_bytes += other.moved_bytes
-        self.seconds += other.seconds
-        self.compute_seconds += other.compute_seconds
+        for name in ("node_evaluations", "launches", "resumed", "moved_bytes", "seconds", "compute_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.note_memory(other.peak_bytes, other.reserved_bytes)
         for phase, seconds in other.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds

@@ -50,7 +50,7 @@ from conewise.sweeps.planning.schedule import (
     ranges_of,
     stored_pieces,
 )
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, SweepSpec
 
 DEFAULT_MEMORY = 2 << 30
@@ -394,12 +394,19 @@ class Compilation:
             launches = self.schedule.node_evaluations
             if budget is not None and peak > budget:
                 raise no_room(peak, budget)
-        fills = self._tables()
-        evaluations = self.schedule.node_evaluations
-        chunks = [range(one.first, one.first + one.worlds) for one in passes]
-        chunks = chunks or [range(world, world + 1) for world in range(worlds)]
+        compiled = Compiled(
+            tuple(self.facts.layout.symbols.items()),
+            self.readout.targets,
+            self.order.cells,
+            tuple((node, ranges_of(mask)) for node, mask in steps),
+            tuple(passes),
+            tuple(programs),
+            self._tables(),
+            tuple(self.columns.items()) if stacked else (),
+        )
+        evaluations, chunks = self.schedule.node_evaluations, compiled.together
         for chunk in chunks if self.patching.edge_groups else ():
-            for read in read_in(fills, chunk):
+            for read in read_in(compiled.fills, chunk):
                 nodes = self.put.reader_work(read.node).nodes
                 evaluations += read.writers * read.work
                 flops += read.writers * sum(self.flops(node, None) for node in nodes)
@@ -420,16 +427,7 @@ class Compilation:
             why=self._why(programs),
             seconds=None,
             moved_bytes=self._moved(programs, passes, chunks),
-            compiled=Compiled(
-                tuple(self.facts.layout.symbols.items()),
-                self.readout.targets,
-                self.order.cells,
-                tuple((node, ranges_of(mask)) for node, mask in steps),
-                tuple(passes),
-                tuple(programs),
-                fills,
-                tuple(self.columns.items()) if stacked else (),
-            ),
+            compiled=compiled,
         )
 
     def _moved(self, programs: Sequence[PassProgram], passes: Sequence[Pass], chunks: Sequence[range]) -> int:

@@ -18,7 +18,7 @@ from conewise.sweeps.planning.passes import Alignment, PassProgram, Put, Read, S
 from conewise.sweeps.planning.patching import Edits, Patching, ReaderWork, part_size, reader_work
 from conewise.sweeps.planning.regions import Regions
 from conewise.sweeps.planning.schedule import Schedule, count_of
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from conewise.sweeps.planning.schedule import (
     ranges_of,
     schedule,
 )
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from conewise.reactive.graph import Graph
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.regions import RegionFinder
 from conewise.sweeps.planning.schedule import Schedule, mask_of_members, schedule
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import StandingEdit, first_position, only_length
 
 Edits = tuple[StandingEdit, ...]

@@ -105,6 +105,10 @@ class PlanCosts:
         return shown(lead(saved), note(memory), bars(compared), folded("The whole plan", table(self.rows())))
 
 
+COUNTED = ("node_evaluations", "full_evaluations", "launches", "flops", "full_flops", "moved_bytes")
+"""The costs that are those of all batches."""
+
+
 class Plannable(Protocol):
     """A model: it makes the sweep that a plan was made for."""
 
@@ -185,9 +189,7 @@ class SweepPlan(PlanCosts):
             counted = sum(compiled.programs[one.program].node_evaluations for one in compiled.passes)
         else:
             counted = sum(count_of(worlds) for _, worlds in compiled.steps)
-        chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
-        chunks = chunks or [range(world, world + 1) for world in range(len(compiled.order))]
-        counted += sum(read.writers * read.work for one in chunks for read in read_in(compiled.fills, one))
+        counted += sum(compiled.of_readers(one)[0] for one in compiled.together)
         assert counted * self.batches == self.node_evaluations, "the steps are what is counted"
 
 
@@ -225,12 +227,9 @@ def _program_lines(program: Mapping[str, Any]) -> str:
 def chunks_of(plan: SweepPlan) -> tuple[list[range], list[int]]:
     """Return the worlds of each chunk of a batch's plan, and what it costs, in FLOPs."""
     assert plan.compiled is not None
-    compiled = plan.compiled
+    compiled, chunks = plan.compiled, plan.compiled.chunks
     if plan.evaluator == "serial":
-        worlds = len(compiled.order)
-        chunks = [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
-        return chunks, [plan.flops // plan.batches * len(one) // worlds for one in chunks]
-    chunks = [range(one.first, one.first + one.worlds) for one in compiled.passes]
+        return chunks, [plan.flops // plan.batches * len(one) // len(compiled.order) for one in chunks]
     return chunks, [compiled.programs[one.program].flops for one in compiled.passes]
 
 
@@ -246,12 +245,7 @@ def of_batches(plans: Sequence[SweepPlan]) -> SweepPlan:
     return replace(
         plans[0],
         compiled=None,  # each batch has its own
-        node_evaluations=sum(plan.node_evaluations for plan in plans) // count,
-        full_evaluations=sum(plan.full_evaluations for plan in plans) // count,
-        launches=sum(plan.launches for plan in plans) // count,
-        flops=sum(plan.flops for plan in plans) // count,
-        full_flops=sum(plan.full_flops for plan in plans) // count,
-        moved_bytes=sum(plan.moved_bytes for plan in plans) // count,
+        **{name: sum(getattr(plan, name) for plan in plans) // count for name in COUNTED},
         peak_bytes=max(plan.peak_bytes for plan in plans),
         chunks=max((plan.chunks for plan in plans), key=len),
         seconds=sum(seconds) / count if len(seconds) == count else None,
@@ -300,6 +294,24 @@ class Compiled:
     programs: tuple[PassProgram, ...]
     fills: tuple[FillTable, ...]
     columns: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def chunks(self) -> list[range]:
+        """The worlds of each chunk: of a pass, or so many that are computed one after another."""
+        worlds = len(self.order)
+        if self.passes:
+            return [range(one.first, one.first + one.worlds) for one in self.passes]
+        return [range(at, min(at + SERIAL_GROUP, worlds)) for at in range(0, worlds, SERIAL_GROUP)]
+
+    def of_readers(self, worlds: range) -> tuple[int, int]:
+        """Return how many nodes readers of edges compute for worlds of one pass, and in how many launches."""
+        found = list(read_in(self.fills, worlds))
+        return sum(one.writers * one.work for one in found), sum(one.calls * one.work for one in found)
+
+    @property
+    def together(self) -> list[range]:
+        """The worlds that are computed together: those of a pass, or each alone."""
+        return self.chunks if self.passes else [range(at, at + 1) for at in range(len(self.order))]
 
     def work(self) -> Compiled:
         """The same without what steps take of memory: that depends on the machine, its threads for one."""

@@ -32,8 +32,8 @@ from conewise.sweeps.planning.compiler import Compilation
 from conewise.sweeps.planning.costs import SplitWeights
 from conewise.sweeps.planning.fusing import find_fusions
 from conewise.sweeps.planning.patching import Patching
-from conewise.sweeps.planning.plan import SweepPlan
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.plan import COUNTED, SweepPlan
+from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import Conditions, ReadOut, StoredCut, SweepSpec, read_conditions
 
 KEPT = 64
@@ -174,8 +174,7 @@ class Planner:
                 Argument("precision", precision),
                 f" out{otherwise}.",
             )
-        counted = ("node_evaluations", "full_evaluations", "launches", "flops", "full_flops", "moved_bytes")
-        return replace(found, batches=batches, **{name: batches * getattr(found, name) for name in counted})
+        return replace(found, batches=batches, **{name: batches * getattr(found, name) for name in COUNTED})
 
     def fitted(self, plan: SweepPlan, base: Reading, source: Reading | None) -> SweepPlan | None:
         """A plan, if it is one for this spec and these runs: what it computes, and from which position on.

@@ -19,7 +19,7 @@ from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.sweeps.planning.layout import Layout
 from conewise.sweeps.planning.regions import RegionFinder
-from conewise.sweeps.planning.shape_facts import ShapeFacts
+from conewise.sweeps.planning.shapes import ShapeFacts
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,13 +13,12 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from conewise.anatomy.places import EdgePlace, Index, Place, SourcedPlace
+from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import Cell, Spread
 from conewise.errors import Argument, SweepError
 from conewise.files import KIND, Format, read_json, write_whole
@@ -29,7 +28,7 @@ from conewise.program.tensors import Tensor
 from conewise.runs.metrics import Vector
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.plan import PlanCosts, SweepPlan
-from conewise.sweeps.storage.codec import decoded, from_rows
+from conewise.sweeps.storage.codec import decoded, from_rows, plain
 from conewise.sweeps.storage.result_data import CellCheck, Missing, ResultData
 
 MANIFEST, VALUES = "manifest.json", "values.parquet"
@@ -271,53 +270,40 @@ def _mapped(numbers: Any, function: Any) -> Any:
 
 
 def _part(spread: Spread) -> dict[str, Any]:
-    return {
-        "name": spread.name,
-        "axes": list(spread.axes),
-        "coordinates": [list(along) for along in spread.coordinates],
-        **({"labels": {axis: list(named) for axis, named in spread.labels.items()}} if spread.labels else {}),
-        **({"ends": list(spread.ends)} if spread.ends else {}),
-        "cells": [
-            {"at": dict(cell.at), "places": [_place(place) for place in cell.places]} for cell in spread.cells
-        ],
+    known = {name: plain(getattr(spread, name)) for name in ("name", "axes", "coordinates", "labels", "ends")}
+    cells = [{"at": dict(cell.at), "places": [_place(one) for one in cell.places]} for cell in spread.cells]
+    return {name: one for name, one in known.items() if one or name not in {"labels", "ends"}} | {
+        "cells": cells
     }
 
 
 def _spread(part: Any, number: int) -> Spread:
     where = f"parts[{number}]"
     _expect(isinstance(part, dict), f"{where} is not an object")
-    name = decoded(part["name"], str, f"{where}.name")
-    axes = decoded(part["axes"], tuple[str, ...], f"{where}.axes")
-    coordinates = decoded(part["coordinates"], tuple[tuple[int, ...], ...], f"{where}.coordinates")
-    _expect(isinstance(part["cells"], list), f"{where}.cells is not a list")
-    count = math.prod(len(along) for along in coordinates)
+    own: list[Any] = part["cells"]
+    _expect(isinstance(own, list), f"{where}.cells is not a list")
+    found: Spread = decoded({**part, "cells": []}, Spread, where)
+    sizes, axes = [len(along) for along in found.coordinates], found.axes
+    count = math.prod(sizes)
     _expect(
-        len(axes) == len(coordinates) and count == len(part["cells"]) > 0,
-        f"{where} has {len(part['cells'])} cells, and {count} in its {len(axes)} axes",
+        len(axes) == len(sizes) and count == len(own) > 0,
+        f"{where} has {len(own)} cells, and {count} in its {len(axes)} axes",
     )
-    labels = decoded(part.get("labels", {}), dict[str, tuple[str, ...]], f"{where}.labels")
-    for axis, named in labels.items():
-        _expect(
-            axis in axes and len(named) == len(coordinates[axes.index(axis)]),
-            f"{where} has {len(named)} labels along {axis!r}",
-        )
-    ends = decoded(part.get("ends", []), tuple[str, ...], f"{where}.ends")
-    cells = tuple(_cell(cell, number, where) for cell in part["cells"])
-    found = Spread(name, axes, coordinates, cells, MappingProxyType(labels), ends)
-    _expect(not ends or len(found.pairs()) == count, f"{where} has {count} cells, and {len(ends)} in pairs")
-    return found
+    for axis, named in found.labels.items():
+        is_alike = axis in axes and len(named) == sizes[axes.index(axis)]
+        _expect(is_alike, f"{where} has {len(named)} labels along {axis!r}")
+    cells = tuple([_cell(cell, number, f"{where}.cells[{at}]") for at, cell in enumerate(own)])
+    is_alike = not found.ends or len(found.pairs()) == count
+    _expect(is_alike, f"{where} has {count} cells, and {len(found.ends)} in pairs")
+    return replace(found, cells=cells)
 
 
 def _cell(cell: Any, number: int, where: str) -> Cell:
-    _expect(isinstance(cell, dict), f"a cell of {where} is not an object")
-    at, places = cell["at"], cell["places"]
-    _expect(
-        isinstance(at, dict)
-        and all(type(index) is int and -_LARGEST <= index < _LARGEST for index in at.values()),
-        f"a cell of {where} is not at numbers along axes",
-    )
-    _expect(isinstance(places, list) and len(places) > 0, f"a cell of {where} has no list of places")
-    return Cell(tuple(_as_place(place, where) for place in places), number, MappingProxyType(at))
+    _expect(isinstance(cell, dict), f"{where} is not an object")
+    at, places = decoded(cell["at"], Mapping[str, int], f"{where}.at"), cell["places"]
+    _expect(all(-_LARGEST <= index < _LARGEST for index in at.values()), f"{where} is at no such numbers")
+    _expect(isinstance(places, list) and len(places) > 0, f"{where} has no list of places")
+    return Cell(tuple([_as_place(one, f"{where}.places[{n}]") for n, one in enumerate(places)]), number, at)
 
 
 def _expect(is_so: bool, otherwise: str) -> None:
@@ -326,68 +312,16 @@ def _expect(is_so: bool, otherwise: str) -> None:
 
 
 def _place(place: Place) -> dict[str, Any]:
-    edge: dict[str, Any] = {}
-    if isinstance(place, EdgePlace):
-        edge = {"edge": place.edge, "writer": place.writer, "entry": place.entry, "live": place.live}
-        edge |= {"also": list(place.also)} if place.also else {}
+    found: dict[str, Any] = plain(place, whole=True)
     if isinstance(place, SourcedPlace):
-        edge = {"source": place.number, "label": place.label, "how": place.how, "size": place.size}
-    return {
-        **edge,
-        "name": place.name,
-        "layer": place.layer,
-        "stack": place.stack,
-        "part": {axis: _index(index) for axis, index in place.part.items()},
-    }
+        found["source"] = found.pop("number")
+    return found
 
 
 def _as_place(given: Any, where: str) -> Place:
-    _expect(
-        isinstance(given, dict) and isinstance(given["part"], dict), f"a place of {where} is not an object"
-    )
-    place = Place(
-        decoded(given["name"], str, f"a place's name in {where}"),
-        decoded(given["layer"], int | None, f"a place's layer in {where}"),
-        decoded(given["stack"], str, f"a place's stack in {where}"),
-        MappingProxyType({axis: _as_index(index, where) for axis, index in given["part"].items()}),
-    )
+    _expect(isinstance(given, dict), f"{where} is not an object")
+    kind: type[Place] = EdgePlace if "edge" in given else Place
     if "source" in given:
-        return SourcedPlace(
-            place.name,
-            place.layer,
-            place.stack,
-            place.part,
-            decoded(given["source"], int, f"a source's number in {where}"),
-            decoded(given["label"], str, f"a source's label in {where}"),
-            decoded(given["how"], str, f"how a source is put in, in {where}"),
-            decoded(given["size"], int, f"a source's size in {where}"),
-        )
-    if "edge" not in given:
-        return place
-    return EdgePlace(
-        place.name,
-        place.layer,
-        place.stack,
-        place.part,
-        decoded(given["edge"], str, f"an edge's name in {where}"),
-        decoded(given["writer"], int, f"an edge's writer in {where}"),
-        decoded(given["entry"], str, f"an edge's entry in {where}"),
-        decoded(given["live"], str, f"what is live in {where}"),
-        decoded(given.get("also", []), tuple[int, ...], f"an edge's writers in {where}"),
-    )
-
-
-def _index(index: Index) -> Any:
-    if isinstance(index, slice):
-        return {"slice": [index.start, index.stop, index.step]}
-    return index if isinstance(index, int) else list(index)
-
-
-def _as_index(index: Any, where: str) -> Index:
-    if isinstance(index, dict):
-        bound = int | None
-        return slice(*decoded(index["slice"], tuple[bound, bound, bound], f"a slice in {where}"))
-    if isinstance(index, list):
-        found: tuple[int, ...] = decoded(index, tuple[int, ...], f"an index in {where}")
-        return found
-    return int(decoded(index, int, f"an index in {where}"))
+        kind, given = SourcedPlace, {**given, "number": given["source"]}
+    found: Place = decoded(given, kind, where)
+    return found

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import torch
@@ -17,23 +17,29 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 _LARGEST = 2**80
 
 
-def plain(value: Any) -> Any:
-    """Return nested dataclasses and tuples as JSON has them, without fields that have their default.
+def plain(value: Any, *, whole: bool = False) -> Any:
+    """Return nested dataclasses, mappings, tuples and slices as JSON has them.
 
-    A dataclass with `as_row = True` is a list of all of its fields.
+    Fields that have their default are left out, unless it is to be `whole`. A dataclass with `as_row = True`
+    is a list of all of its fields.
     """
     if is_dataclass(value):
         found = {one: getattr(value, one.name) for one in fields(value)}
         if getattr(value, "as_row", False):
             return [plain(item) for item in found.values()]
-        return {one.name: plain(item) for one, item in found.items() if item != one.default}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+        given = {one.name: item for one, item in found.items() if whole or item != one.default}
+        return {name: plain(item, whole=whole) for name, item in given.items()}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    if isinstance(value, Mapping):
+        return {name: plain(item, whole=whole) for name, item in value.items()}
+    return [plain(item, whole=whole) for item in value] if isinstance(value, tuple | list) else value
 
 
 def decoded(value: Any, expected: Any, where: str) -> Any:
     """Return `value` as the type `expected`: a number, a text, None, sequences, records, unions of these.
 
-    A list becomes a tuple, an object the dataclass or the TypedDict, without the fields that are not known.
+    A list becomes a tuple, an object a slice, a dataclass or a TypedDict, without fields that are not known.
     Numbers are finite, and whole ones have 80 bits. Raises ValueError, which says `where`.
     """
     origin, kinds = get_origin(expected), get_args(expected)
@@ -58,7 +64,14 @@ def decoded(value: Any, expected: Any, where: str) -> Any:
         return {str(name): decoded(item, kinds[1], f"{where}.{name}") for name, item in items}
     if is_dataclass(expected) or is_typeddict(expected):
         return _record(value, expected, where)
+    if expected is slice:
+        bounds = _record(value, _Slice, where)["slice"]
+        return slice(*bounds)
     return _single(value, expected, where)
+
+
+class _Slice(TypedDict):
+    slice: tuple[int | None, int | None, int | None]
 
 
 def _single(value: Any, expected: Any, where: str) -> Any:

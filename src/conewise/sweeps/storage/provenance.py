@@ -7,7 +7,7 @@ import hashlib
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from conewise.sweeps.planning.costs import versions
 from conewise.sweeps.planning.plan import Lazy
 from conewise.sweeps.planning.planner import facts_of
 from conewise.sweeps.planning.spec import SweepSpec
+from conewise.sweeps.storage.codec import decoded, plain
 
 if TYPE_CHECKING:
     from conewise.runs.values import Edit
@@ -335,14 +336,14 @@ def asked_by(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
 
 
 def _asked(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
-    metrics = [_metric(plain) for plain in spec["metrics"]]
+    metrics = [_metric(one) for one in spec["metrics"]]
     batches = [(_given(base, run), _given(source, run)) for base, source in spec["batches"]]
     missing = [
         name for name, found in (("metric", metrics), ("base", [b for b, _ in batches])) if None in found
     ]
     missing += ["source"] if any(source is None for _, source in spec["batches"]) else []
-    plain = spec.get("sources", ())
-    missing += ["cells' own sources"] if None in plain else []
+    written = spec.get("sources", ())
+    missing += ["cells' own sources"] if None in written else []
     if missing:
         raise SweepError(
             f"this plan does not hold its {' and '.join(missing)}: a function, or a run in which something "
@@ -350,7 +351,7 @@ def _asked(spec: Mapping[str, Any], run: Rerunning) -> dict[str, Any]:
             "with `sweep.run(plan=plan)`."
         )
     one = len(batches) == 1
-    sources = [_source(source, run) for source in plain]
+    sources = [_source(source, run) for source in written]
     return {
         "sites": Selectors(tuple(_selector(part, sources) for part in spec["sites"])),
         "base": batches[0][0] if one else [base for base, _ in batches],
@@ -374,8 +375,7 @@ def _selector_to_plain(part: Part, number: Callable[[Any], int]) -> Any:
         rows = zip(part.places, part.writers, part.readers, strict=True)
         return {"edges": [[_place_to_plain(place), writer, reader] for place, writer, reader in rows]}
     if isinstance(part, Selector):
-        choices = {axis: list(c) if isinstance(c, tuple) else c for axis, c in part.choices.items()}
-        return {"name": part.name, "stack": part.stack, "choices": choices}
+        return plain(part, whole=True)
     if isinstance(part, SourcedCells):
         whole = part.of
         of = (
@@ -400,36 +400,31 @@ def _member_to_plain(one: Place | SourcedCell, number: Callable[[Any], int]) -> 
     return {"places": places, "source": number(one.source), "label": one.label}
 
 
-def _selector(plain: Any, sources: Sequence[Any]) -> Part:
-    if isinstance(plain, Mapping) and "edges" in plain:
-        places, writers, readers = zip(*plain["edges"], strict=True)
+def _selector(given: Any, sources: Sequence[Any]) -> Part:
+    if isinstance(given, Mapping) and "edges" in given:
+        places, writers, readers = zip(*given["edges"], strict=True)
         return Edges(tuple(map(_edge_place, places)), writers, readers)
-    if isinstance(plain, Mapping) and "cells" in plain:
-        of = plain["cells"]
-        where = _plain_selector(of) if isinstance(of, Mapping) else tuple(map(_place, of))
-        if "at" in plain:
-            found = {_place(place): sources[number] for place, number in plain["at"]}
+    if isinstance(given, Mapping) and "cells" in given:
+        of = given["cells"]
+        where = decoded(of, Selector, "cells") if isinstance(of, Mapping) else tuple(map(_place, of))
+        if "at" in given:
+            found = {_place(place): sources[number] for place, number in given["at"]}
             return SourcedCells(where, {}, at=SourceAt(None, found))
-        named = {str(label): sources[number] for label, number in plain["sources"]}
-        return SourcedCells(where, named, plain["axis"])
-    if isinstance(plain, Mapping) and "pairs" in plain:
-        parts = tuple(_selector(one, sources) for one in plain["pairs"])
-        return Pairs(Selectors(parts), bool(plain["singles"]))
-    if isinstance(plain, Mapping):
-        return _plain_selector(plain)
-    return tuple(tuple(_member(one, sources) for one in group) for group in plain)
+        named = {str(label): sources[number] for label, number in given["sources"]}
+        return SourcedCells(where, named, given["axis"])
+    if isinstance(given, Mapping) and "pairs" in given:
+        parts = tuple(_selector(one, sources) for one in given["pairs"])
+        return Pairs(Selectors(parts), bool(given["singles"]))
+    if isinstance(given, Mapping):
+        selector: Selector = decoded(given, Selector, "a selector")
+        return selector
+    return tuple(tuple(_member(one, sources) for one in group) for group in given)
 
 
-def _plain_selector(plain: Mapping[str, Any]) -> Selector:
-    choices = {a: tuple(c) if isinstance(c, list) else c for a, c in plain["choices"].items()}
-    hash((*choices.values(),))  # what is no plain value is found out here
-    return Selector(_text(plain["name"]), _text(plain["stack"]), choices)
-
-
-def _member(plain: Any, sources: Sequence[Any]) -> Place | SourcedCell:
-    if not isinstance(plain, Mapping):
-        return _place(plain)
-    return SourcedCell(tuple(map(_place, plain["places"])), sources[plain["source"]], plain["label"])
+def _member(given: Any, sources: Sequence[Any]) -> Place | SourcedCell:
+    if not isinstance(given, Mapping):
+        return _place(given)
+    return SourcedCell(tuple(map(_place, given["places"])), sources[given["source"]], given["label"])
 
 
 def _source_to_plain(put: Intervention) -> Any:
@@ -441,8 +436,8 @@ def _source_to_plain(put: Intervention) -> Any:
     return [kind, *(_tensor_to_plain(one) if isinstance(one, Tensor) else one for one in given)]
 
 
-def _source(plain: Any, run: Rerunning) -> Any:
-    kind, *given = plain
+def _source(given: Any, run: Rerunning) -> Any:
+    kind, *given = given
     if kind == "run":
         return _given(given[0], run)
     if kind not in SOURCES:
@@ -451,53 +446,38 @@ def _source(plain: Any, run: Rerunning) -> Any:
 
 
 def _place_to_plain(place: Place) -> Any:
-    part: dict[str, Any] = {}
-    for axis, one in place.part.items():
-        if isinstance(one, slice):
-            part[axis] = {"slice": [one.start, one.stop, one.step]}
-        else:
-            part[axis] = one if isinstance(one, int) else list(one)
-    plain: list[Any] = [place.name, place.layer, place.stack, part]
-    if isinstance(place, EdgePlace):
-        plain += [place.edge, place.writer, place.entry, place.live, list(place.also)]
-    return plain
+    return list(plain(place, whole=True).values())
 
 
-def _edge_place(plain: Any) -> EdgePlace:
-    place = _place(plain)
+def _place(given: Any) -> Place:
+    """A place, an edge's where it has more than four parts."""
+    kind = EdgePlace if len(given) > len(fields(Place)) else Place
+    found: Place = decoded(dict(zip((one.name for one in fields(kind)), given, strict=True)), kind, "a place")
+    return found
+
+
+def _edge_place(given: Any) -> EdgePlace:
+    place = _place(given)
     if not isinstance(place, EdgePlace):
         raise SweepError(f"{place} is no edge, where this plan should have one.")
     return place
 
 
-def _place(plain: Any) -> Place:
-    name, layer, stack, part, *edge = plain
-    chosen: dict[str, Any] = {}
-    for axis, one in part.items():
-        if isinstance(one, Mapping):
-            chosen[axis] = slice(*one["slice"])
-        else:
-            chosen[axis] = tuple(one) if isinstance(one, list) else one
-    hash((layer, _text(name), _text(stack), *(one for one in chosen.values() if not isinstance(one, slice))))
-    if not edge:
-        return Place(name, layer, stack, chosen)
-    own, writer, entry, live, also = edge
-    return EdgePlace(name, layer, stack, chosen, own, writer, entry, live, tuple(also))
-
-
 def _metric_to_plain(metric: Metric) -> Any:
     kind, *tokens = metric.described or (None,)
-    plain = all(isinstance(one, list | tuple) and all(isinstance(own, int) for own in one) for one in tokens)
-    if kind not in METRICS or not plain:
+    is_plain = all(
+        isinstance(one, list | tuple) and all(isinstance(own, int) for own in one) for one in tokens
+    )
+    if kind not in METRICS or not is_plain:
         return None
     at = [] if metric.pos is None else [list(metric.pos)]
     return [kind, metric.name, [[int(token) for token in one] for one in tokens], *at]
 
 
-def _metric(plain: Any) -> Metric | None:
-    if plain is None:
+def _metric(given: Any) -> Metric | None:
+    if given is None:
         return None
-    kind, name, tokens, *at = plain
+    kind, name, tokens, *at = given
     if kind not in METRICS:
         raise SweepError(f"no metric {kind!r} that is made of tokens: there are {', '.join(METRICS)}.")
     made: Metric = getattr(known_metrics, kind)(*tokens, name=name)
@@ -514,12 +494,12 @@ def _run_to_plain(given: Any) -> Any:
     return {name: _tensor_to_plain(value) for name, value in given.items() if value is not None}
 
 
-def _given(plain: Any, run: Rerunning) -> Any:
-    if plain is None or isinstance(plain, str):
-        return None if plain == NO_SOURCE else plain
-    if isinstance(plain, list):
-        return run(_given(plain[1], run))
-    return {name: _tensor(value) for name, value in plain.items()}
+def _given(given: Any, run: Rerunning) -> Any:
+    if given is None or isinstance(given, str):
+        return None if given == NO_SOURCE else given
+    if isinstance(given, list):
+        return run(_given(given[1], run))
+    return {name: _tensor(value) for name, value in given.items()}
 
 
 def _tensor_to_plain(given: Any) -> Any:
@@ -531,14 +511,14 @@ def _tensor_to_plain(given: Any) -> Any:
     return {"dtype": dtype, "shape": list(value.shape), "bytes": base64.b64encode(raw).decode()}
 
 
-def _tensor(plain: Mapping[str, Any]) -> Tensor:
-    dtype = getattr(torch, str(plain["dtype"]), None)
+def _tensor(given: Mapping[str, Any]) -> Tensor:
+    dtype = getattr(torch, str(given["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
-        raise SweepError(f"no dtype {plain['dtype']!r} in this plan's inputs.")
+        raise SweepError(f"no dtype {given['dtype']!r} in this plan's inputs.")
     try:
-        if "values" in plain:
-            return torch.tensor(plain["values"], dtype=dtype)
-        raw = bytearray(base64.b64decode(plain["bytes"], validate=True))
-        return torch.frombuffer(raw, dtype=dtype).reshape(plain["shape"])
+        if "values" in given:
+            return torch.tensor(given["values"], dtype=dtype)
+        raw = bytearray(base64.b64decode(given["bytes"], validate=True))
+        return torch.frombuffer(raw, dtype=dtype).reshape(given["shape"])
     except RuntimeError as error:  # numbers that the dtype does not hold, or not as many as the shape has
         raise ValueError(str(error).partition("\n")[0]) from None

@@ -140,17 +140,15 @@ class ResultData:
     missing: tuple[Missing, ...] = ()
     vectors: tuple[Vector, ...] = ()
 
-    def _rows_of_vectors(self) -> list[slice]:
-        """The rows of `table` that are each metric: one, or as many as a vector has numbers."""
-        sizes = [one.size for one in self.vectors] or [1] * len(self.metrics)
-        return [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    def _each_metric(self) -> list[tuple[Vector, slice]]:
+        """Each metric with its axes, none for a number, and the rows of `table` that it is."""
+        found = self.vectors or tuple([Vector(name, (), ()) for name in self.metrics])
+        stops = accumulate(one.size for one in found)
+        return [(one, slice(stop - one.size, stop)) for one, stop in zip(found, stops, strict=True)]
 
-    def _metric_at(self, row: int) -> tuple[str, slice]:
-        """The metric that a row of `table` is of: its name and all of its rows."""
-        for vector, rows in zip(self.vectors, self._rows_of_vectors(), strict=False):
-            if rows.start <= row < rows.stop:
-                return vector.name, rows
-        return self.metrics[row], slice(row, row + 1)
+    def _metric_at(self, row: int) -> tuple[Vector, slice]:
+        """The metric that a row of `table` is of, and all of its rows."""
+        return next((one, rows) for one, rows in self._each_metric() if rows.start <= row < rows.stop)
 
     @property
     def numbers(self) -> dict[str, Tensor | None]:
