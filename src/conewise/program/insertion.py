@@ -21,7 +21,17 @@ import torch
 
 from conewise.errors import ConewiseError, DictionaryError
 from conewise.program.lowering import live
-from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source, filled
+from conewise.program.records import (
+    Input,
+    ModuleCall,
+    ModulePort,
+    Program,
+    Record,
+    Ref,
+    SizeRef,
+    Source,
+    filled,
+)
 from conewise.program.sizes import Size, SizeTable, is_equal
 
 _aten = torch.ops.aten
@@ -61,9 +71,39 @@ def inserted(program: Program, nodes: Nodes, encode: Program, decode: Program, *
 
     Raises DictionaryError where `encode` or `decode` works for one size only.
     """
-    insertion = _Splicing(program, nodes)
-    insertion.make(encode, decode)
-    return insertion.finish({nodes.value: nodes.output}, is_hooked=is_hooked)
+    into, value, root = Insertion(program, DictionaryError), nodes.value, ModuleCall(nodes.name)
+    under = (*into.around(value), root)
+
+    def half(name: str, call: int, part: Program, given: str, made: Sequence[str] = ()) -> str:
+        """Add the records of `encode` or `decode`, applied to a value."""
+        own = ModuleCall(f"{nodes.name}.{name}", call)
+        (found,) = into.put(part, [given], own.path, (*under, own), call=call, made=made, what=name)
+        into.ports.append(ModulePort(own, "Held", (given,), (found,)))
+        return found
+
+    def combined(name: str, target: Any, one: str, other: str) -> str:
+        """Add a record of two values of one shape."""
+        return into.note(into.like(value, name, target, (Ref(one), Ref(other)), under))
+
+    def shown(name: str, part: str, of: str) -> None:
+        """Add a value that is another one, until it is patched: what comes out of a module of its own."""
+        call = ModuleCall(f"{nodes.name}.{part}")
+        into.aliased(name, of, (*under, call))
+        into.ports.append(ModulePort(call, "Identity", (of,), (name,)))
+
+    encoded = half("encode", 0, encode, nodes.read)
+    shown(nodes.latents, "latents", encoded)
+    clean = half("decode", 0, decode, encoded)
+    missed = combined(f"{nodes.name}/missed", _aten.sub.Tensor, value, clean)
+    shown(nodes.error, "error", missed)
+    again = half("decode", 1, decode, nodes.latents, (nodes.reconstruction,))
+    of_latents = combined(f"{nodes.name}/of_latents", _aten.sub.Tensor, clean, again)
+    of_error = combined(f"{nodes.name}/of_error", _aten.sub.Tensor, missed, nodes.error)
+    change = combined(f"{nodes.name}/change", _aten.add.Tensor, of_latents, of_error)
+    combined(nodes.output, _aten.sub.Tensor, value, change)
+    given = (value,) if nodes.read == value else (value, nodes.read)
+    into.ports.append(ModulePort(root, "Splice", given, (nodes.output,)))
+    return into.finish({value: nodes.output}, is_hooked=is_hooked)
 
 
 class Insertion:
@@ -80,7 +120,8 @@ class Insertion:
         self.records: list[Record] = []
         self.ports: list[ModulePort] = []
         self.written = dict.fromkeys(program.written)
-        self._known: dict[str, Record] = {}
+        self.values: dict[str, Record | Input] = {leaf.name: leaf for leaf in program.inputs}
+        self.values |= program.record_of
 
     def put(
         self,
@@ -154,14 +195,13 @@ class Insertion:
     def note(self, record: Record) -> str:
         """Add a record; its name."""
         self.records.append(record)
-        self._known[record.name] = record
+        self.values[record.name] = record
         return record.name
 
     def free(self, name: str) -> str:
         """The name, or one like it that no value has yet."""
-        taken = {*self.program.record_of, *self._known, *self.sources}
         number, found = 1, name
-        while found in taken:
+        while found in self.values or found in self.sources:
             number, found = number + 1, f"{name}.{number}"
         return found
 
@@ -173,15 +213,14 @@ class Insertion:
         self, value: str, name: str, target: Any, args: tuple[Any, ...], under: tuple[ModuleCall, ...]
     ) -> Record:
         """A record whose value has the shape, dtype and device of another one."""
-        made = self.made(value)
-        device = made.device if made is not None else self.input_of(value).device
-        return Record(name, target, args, {}, under, self.shape_of(value), self.dtype_of(value), device)
+        of = self.values[value]
+        return Record(name, target, args, {}, under, of.shape, of.dtype, of.device)
 
     def symbols(self, part: Program, given: Sequence[str], what: str) -> dict[Any, Any]:
         """The program's symbols for those of a part's own inputs."""
         found: dict[Any, Any] = {}
         for leaf, name in zip(part.inputs, given, strict=True):
-            for dim, (own, size) in enumerate(zip(leaf.shape, self.shape_of(name), strict=True)):
+            for dim, (own, size) in enumerate(zip(leaf.shape, self.values[name].shape or (), strict=True)):
                 if isinstance(own, int):
                     if not (isinstance(size, int) and own == size):
                         raise self.error(
@@ -230,28 +269,6 @@ class Insertion:
 
         return filled(given, translated)
 
-    def made(self, name: str) -> Record | None:
-        """The record of that name, of the program or one that was added."""
-        return self._known.get(name) or self.program.record_of.get(name)
-
-    def input_of(self, name: str) -> Any:
-        """The program's input of that name."""
-        return next(leaf for leaf in self.program.inputs if leaf.name == name)
-
-    def shape_of(self, name: str) -> tuple[Size, ...]:
-        """The shape of a value that is one tensor."""
-        record = self.made(name)
-        shape = self.program.shapes[name] if record is None else record.shape
-        assert shape is not None
-        return shape
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype of a value that is one tensor."""
-        record = self.made(name)
-        dtype = self.program.dtypes[name] if record is None else record.dtype
-        assert dtype is not None
-        return dtype
-
     def finish(
         self, renamed: Mapping[str, str], *, is_hooked: bool, without: Collection[str] = ()
     ) -> Program:
@@ -291,49 +308,6 @@ class Insertion:
         )
         program.check()
         return program
-
-
-class _Splicing(Insertion):
-    """The insertion of a dictionary."""
-
-    def __init__(self, program: Program, nodes: Nodes) -> None:
-        super().__init__(program, DictionaryError)
-        self.nodes, self.root = nodes, ModuleCall(nodes.name)
-        self.under = (*self.around(nodes.value), self.root)
-
-    def make(self, encode: Program, decode: Program) -> None:
-        """Add the records of a splice."""
-        nodes, value = self.nodes, self.nodes.value
-        encoded = self.half("encode", 0, encode, nodes.read)
-        self.shown(nodes.latents, "latents", encoded)
-        clean = self.half("decode", 0, decode, encoded)
-        missed = self.combined(f"{nodes.name}/missed", _aten.sub.Tensor, value, clean)
-        self.shown(nodes.error, "error", missed)
-        live = self.half("decode", 1, decode, nodes.latents, (nodes.reconstruction,))
-        of_latents = self.combined(f"{nodes.name}/of_latents", _aten.sub.Tensor, clean, live)
-        of_error = self.combined(f"{nodes.name}/of_error", _aten.sub.Tensor, missed, nodes.error)
-        change = self.combined(f"{nodes.name}/change", _aten.add.Tensor, of_latents, of_error)
-        self.combined(nodes.output, _aten.sub.Tensor, value, change)
-        given = (value,) if nodes.read == value else (value, nodes.read)
-        self.ports.append(ModulePort(self.root, "Splice", given, (nodes.output,)))
-
-    def half(self, half: str, call: int, part: Program, given: str, made: Sequence[str] = ()) -> str:
-        """Add the records of `encode` or `decode`, applied to a value; the name of what they make."""
-        prefix = f"{self.nodes.name}.{half}"
-        own = ModuleCall(prefix, call)
-        (found,) = self.put(part, [given], prefix, (*self.under, own), call=call, made=made, what=half)
-        self.ports.append(ModulePort(own, "Held", (given,), (found,)))
-        return found
-
-    def combined(self, name: str, target: Any, one: str, other: str) -> str:
-        """Add a record of two values of one shape."""
-        return self.note(self.like(self.nodes.value, name, target, (Ref(one), Ref(other)), self.under))
-
-    def shown(self, name: str, half: str, of: str) -> None:
-        """Add a value that is another one, until it is patched: what comes out of a module of its own."""
-        call = ModuleCall(f"{self.nodes.name}.{half}")
-        self.aliased(name, of, (*self.under, call))
-        self.ports.append(ModulePort(call, "Identity", (of,), (name,)))
 
 
 def _size(size: Size, symbols: Mapping[Any, Any]) -> Size:

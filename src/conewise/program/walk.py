@@ -271,18 +271,23 @@ def between(
     The starts are not among them, nor what lies before them; without `cut`, those are that depend on others.
     With `members`, only paths through these count.
     """
-    records, needed, queue = program.record_of, set(starts if cut else ()), list(targets)
+    found, moved = [], set(starts)
+    for record in support(program, targets, starts if cut else ()):
+        if (members is None or record.name in members) and not moved.isdisjoint(record.inputs):
+            moved.add(record.name)
+            found.append(record)
+    return found
+
+
+def support(program: Program, targets: Iterable[str], cut: Collection[str] = ()) -> list[Record]:
+    """Return the records that `targets` depend on, themselves included, in order; not past those of `cut`."""
+    records, found, queue = program.record_of, set(cut), list(targets)
     while queue:
         name = queue.pop()
-        if name not in needed and name in records:
-            needed.add(name)
+        if name in records and name not in found:
+            found.add(name)
             queue += records[name].inputs
-    found, moved = [], set(starts)
-    for name in sorted(needed.difference(starts if cut else ()), key=program.order.__getitem__):
-        if (members is None or name in members) and not moved.isdisjoint(records[name].inputs):
-            moved.add(name)
-            found.append(records[name])
-    return found
+    return [records[name] for name in sorted(found.difference(cut), key=program.order.__getitem__)]
 
 
 def plan_walk(
@@ -333,23 +338,13 @@ def stream(graph: Graph, sources: Mapping[str, Any], keep: Collection[str]) -> d
     return {name: values[name] for name in keep if name in values}
 
 
-def support(program: Program, targets: Iterable[str]) -> list[Record]:
-    """Return the records that `targets` depend on, themselves included, in order."""
-    records, found, queue = program.record_of, set(), list(targets)
-    while queue:
-        name = queue.pop()
-        if name in records and name not in found:
-            found.add(name)
-            queue += records[name].inputs
-    return [records[name] for name in sorted(found, key=program.order.__getitem__)]
-
-
 class Interpreter:
     """Runs a program record by record, without an engine: the reference that a world must equal."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._walk = program_walk(program, program.record_of, program.record_of)
+        steps = ((record.name, record.inputs, compile_rule(record)) for record in program.records)
+        self._walk = plan_walk(steps, program.record_of)
 
     @torch.no_grad()
     def values(
@@ -377,10 +372,3 @@ class Interpreter:
     def output(self, values: Mapping[str, Any]) -> Any:
         """Return the module's output in its own structure."""
         return assembled(self.program, values, values[SIZES])
-
-
-def program_walk(program: Program, targets: Iterable[str], keep: Collection[str]) -> Walk:
-    """Plan the walk from a program's sources to `targets`; it ends with the values of `keep`."""
-    return plan_walk(
-        ((record.name, record.inputs, compile_rule(record)) for record in support(program, targets)), keep
-    )

@@ -447,7 +447,7 @@ def _paths(model: Captured, call: ModuleCall) -> tuple[str, ...]:
 
 def _expect_alike(insertion: Insertion, made: str, old: str, what: str) -> None:
     """Raise SurgeryError where a new value has another shape, dtype or device than the old one."""
-    record, shape = insertion.made(made), insertion.program.shapes[old]
+    record, shape = insertion.values.get(made), insertion.program.shapes[old]
     assert record is not None
     assert shape is not None
     own = record.shape
