@@ -50,7 +50,7 @@ def test_the_verb_is_that_of_the_direction(result: Result, base: str, verb: str)
 
 def test_without_a_source_there_are_amounts(result: Result) -> None:
     found = finding(replace(with_effects(result, [0.0, -2.0, 1.0, 0.0, 0.0, 0.0]), source=None))
-    assert found == f"Head 0.1 by -2 and head 1.0 by +1 move {result.metrics[0]} most (base 0)."
+    assert found == f"Head 0.1 moves {result.metrics[0]} most, by -2 (base 0); head 1.0 by +1."
 
 
 def test_nothing_found_is_said(result: Result) -> None:

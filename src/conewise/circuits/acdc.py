@@ -294,6 +294,11 @@ class Search(Runnable[Circuit]):
     def _turn(self) -> Turn:
         return self.asked.model._turn
 
+    def __repr__(self) -> str:
+        asked = self.asked
+        about = f"{asked.graph.count:,} edges of {asked.model.name}, reading {asked.metric.name}"
+        return f"Search by ACDC over {about}: threshold {self.threshold:g}"
+
     def plan(self, max_memory: int | str | None = None) -> SearchPlan:
         """Return what the search takes at most, however much memory it has; nothing is computed."""
         as_bytes(max_memory)

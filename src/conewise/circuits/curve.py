@@ -7,6 +7,7 @@ over the nominal shares, with no point at 0, so that f = 1 everywhere has the ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from conewise.extras import needs
 from conewise.files import as_path
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
-from conewise.templates import heading, table
+from conewise.templates import beside, heading, line_chart, shown, table
 from conewise.threads import one_thread
 
 if TYPE_CHECKING:
@@ -194,7 +195,22 @@ class FaithfulnessCurve:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return heading("Faithfulness", str(self).splitlines()[0])
+        selected = [
+            beside(
+                *(
+                    line_chart(
+                        list(
+                            zip(map(math.log10, self.shares), self.faithfulness(select).tolist(), strict=True)
+                        ),
+                        f"log10 of the share of {self.level}s, {select} selection",
+                        "faithfulness",
+                        1.0,
+                    )
+                    for select in self.selections
+                )
+            )
+        ]
+        return shown(heading("Faithfulness", str(self).splitlines()[0]), *selected)
 
     @property
     def _whole(self) -> float:

@@ -174,6 +174,12 @@ class WritingPlan:
         ]
 
     def __repr__(self) -> str:
+        return (
+            f"WritingPlan of {self.cells:,} patched texts and {self.prompts:,} unpatched: at most "
+            f"{self.passes:,} passes, {self.flops:,} FLOPs, {shown_bytes(self.peak_bytes)}"
+        )
+
+    def __str__(self) -> str:
         return f"WritingPlan, {self.name}:\n" + "\n".join(aligned(self.rows(), "  "))
 
     def _repr_html_(self) -> str:

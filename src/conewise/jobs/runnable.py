@@ -13,6 +13,7 @@ from conewise.arguments import as_bytes, checked
 from conewise.errors import ArgumentError
 from conewise.jobs.pool import Pool
 from conewise.jobs.progress import Shown
+from conewise.templates import heading
 from conewise.threads import Turn, one_thread
 
 R_co = TypeVar("R_co", covariant=True)
@@ -39,6 +40,12 @@ class Runnable(ABC, Generic[R_co]):
     @abstractmethod
     def _turn(self) -> Turn:
         """The turn of the thread that uses the model."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: `plan()` reports what it takes, `run()` computes it"
+
+    def _repr_html_(self) -> str:
+        return heading("Job", repr(self))
 
     @abstractmethod
     def plan(self, max_memory: int | str | None = None) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from conewise.anatomy.places import Place, PlaceLike, as_place
 from conewise.anatomy.selectors import Selector, chosen
-from conewise.arguments import expect
+from conewise.arguments import expect, shown_bytes
 from conewise.errors import PromptError, SiteError, describe
 from conewise.extras import needs
 from conewise.files import as_path
@@ -24,6 +24,7 @@ from conewise.reactive.world import World
 from conewise.runs.captured import Captured
 from conewise.runs.inputs import token_inputs, tokens_of
 from conewise.runs.run import Run, bound, sizes_of
+from conewise.templates import heading, shown, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +78,11 @@ class Activations:
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.values.shape))
         return f"Activations of {self.site}: {shape} ({', '.join(self.axes)}), {self.values.dtype}"
+
+    def _repr_html_(self) -> str:
+        sizes = [(axis, f"{size:,}") for axis, size in zip(self.axes, self.values.shape, strict=True)]
+        about = table([*sizes, ("dtype", str(self.values.dtype)), ("bytes", shown_bytes(self.values.nbytes))])
+        return shown(heading("Activations", f"of {self.site}"), about)
 
 
 def activations(

@@ -18,6 +18,7 @@ from conewise.runs.splicing import SpliceStep, halves
 from conewise.surgery.files import read, write
 from conewise.surgery.plan import SurgeryPlan, plan
 from conewise.surgery.steps import Compact, Graft, Prune, Redefine, Step, Weight
+from conewise.templates import heading, shown, table
 
 
 @checked
@@ -155,4 +156,12 @@ class Surgery:
         lines = (f"  {number}. {step}" for number, step in enumerate(self.steps))
         return "\n".join(["Surgery of nothing" if not self.steps else "Surgery", *lines])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        steps = "; ".join(map(str, self.steps[:3])) + ("; ..." if len(self.steps) > 3 else "")
+        return f"Surgery of {len(self.steps)} steps: {steps}" if self.steps else "Surgery of nothing"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(number), str(step)) for number, step in enumerate(self.steps)]
+        return shown(
+            heading("Surgery", f"of {len(rows)} steps"), table(rows, ("step", "what it does"), numbers=(0,))
+        )

@@ -18,6 +18,9 @@ from conewise.templates import Heatmap
 TOLD, FEW, ALL = 3, 0.1, 0.95
 """So many sites are told of, which move the metric by this share at least; from which share on it is all."""
 
+MOST_SHARE = 10
+"""An effect of more than so many times the difference of base and source is not a share of it."""
+
 SPOKEN = {
     "z": "head",
     "head_out": "head",
@@ -67,9 +70,9 @@ def finding(result: ResultData, metric: int = 0) -> str:
         return _sentence(f"{about}{what} {name} (base {base:.4g})")
     told, span = _told(result, metric), _span(result, metric)
     if not span:
-        moved = [f"{spoken(cell)} by {effect:+.3g}" for effect, cell in told]
-        moves = "move" if len(moved) > 1 else "moves"
-        return _sentence(f"{about}{_listed(moved)} {moves} {name} most (base {base:.4g})")
+        (effect, cell), *others = told
+        first = f"{spoken(cell)} moves {name} most, by {effect:+.3g} (base {base:.4g})"
+        return _sentence(about + "; ".join([first, *(f"{spoken(one)} by {by:+.3g}" for by, one in others)]))
     verb = _verb(result)
     ends = f" of the difference in {name} (base {base:.4g}, source {base + span:.4g})"
     moved = [_moved(cell, effect / span, verb, "" if at else ends) for at, (effect, cell) in enumerate(told)]
@@ -77,8 +80,12 @@ def finding(result: ResultData, metric: int = 0) -> str:
 
 
 def _span(result: ResultData, metric: int) -> float:
-    """The distance from the base to the source; 0 where there is no source."""
-    return 0.0 if result.source is None else float(result.source[metric] - result.base[metric])
+    """The distance from the base to the source; 0 where there is no source, or next to no distance."""
+    if result.source is None:
+        return 0.0
+    span = float(result.source[metric] - result.base[metric])
+    largest = max((abs(effect) for effect, _ in strongest(result, metric, 1)), default=0.0)
+    return 0.0 if largest > MOST_SHARE * abs(span) else span
 
 
 def _told(result: ResultData, metric: int) -> list[tuple[float, Cell]]:
@@ -119,10 +126,6 @@ def _sentence(words: str) -> str:
     first = words.split(" ", 1)[0]
     is_word = first.isalpha()  # and no name of a site, which is written as it is
     return f"{words[:1].upper() if is_word else words[:1]}{words[1:]}."
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def certainty(result: ResultData, metric: int = 0) -> str:

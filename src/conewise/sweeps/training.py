@@ -62,7 +62,7 @@ from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import StoredCut
 from conewise.sweeps.storage.provenance import model_digest
 from conewise.sweeps.sweep import Sweep, _part_shape
-from conewise.templates import heading
+from conewise.templates import Heatmap, heading, shown
 from conewise.text.tokens import AnswerReader
 from conewise.threads import Turn, one_thread
 
@@ -799,7 +799,20 @@ class Fitted:
         )
 
     def _repr_html_(self) -> str:
-        return heading("Fitted", repr(self))
+        rows = self.accuracy.reshape(len(self.accuracy) if self.axes else 1, -1).tolist()
+        names = self.coordinates.get(self.axes[0], []) if self.axes else []
+        inner = self.coordinates.get(self.axes[1], []) if len(self.axes) == 2 else []
+        drawn = Heatmap(
+            rows,
+            names if len(names) == len(rows) else [str(number) for number in range(len(rows))],
+            inner if len(inner) == len(rows[0]) else [str(number) for number in range(len(rows[0]))],
+            told=[[f"{one:.1%}" for one in row] for row in rows],
+            row_title=self.axes[0] if self.axes else "",
+            column_title=" × ".join(self.axes[1:]),
+            title="accuracy on held-out pairs",
+            largest=1.0,
+        )
+        return shown(heading("Fitted", repr(self)), drawn.html())
 
 
 def _plain(index: Any) -> Any:
