@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 import conewise as cw
-from conewise.models.streamed import stream_memory, without_parameters
+from conewise.program.streamed_modules import stream_memory, without_parameters
 from conewise.program.streaming import reads_of
 
 GIB = 1 << 30
@@ -145,14 +145,21 @@ def table(shape: str, budget: int, device: str, layers: int | None, *, resident:
     pair = prompts(device)
     sites = [cw.sites("z", layer=":", head=":"), cw.sites("mlp_out", layer=":")]
     example = {"input_ids": pair[0].repeat(2, 1), "logits_to_keep": 1}
-    module = to_host(model_of(settings, device, dtype, aliased=True))
+    seconds, module = timed(lambda: to_host(model_of(settings, device, dtype, aliased=True)), device)
+    tell(row="built", seconds=seconds, layers=settings.num_hidden_layers)
     if device == "cuda":
         torch.cuda.empty_cache()
     streamed = stream_memory(module, torch.device(device))
     seconds, model = timed(lambda: cw.capture(streamed, **example), device)
     stream = reads_of(model.program).stream
     assert stream is not None
-    tell(row="capture", seconds=seconds, ring_GiB=stream.ring.size / GIB, weights_GiB=stream.total / GIB)
+    tell(
+        row="capture",
+        seconds=seconds,
+        phases=model.phases,
+        ring_GiB=stream.ring.size / GIB,
+        weights_GiB=stream.total / GIB,
+    )
     seconds, _ = timed(lambda: streamed(input_ids=pair[0], use_cache=False, logits_to_keep=1), device)
     seconds, _ = timed(lambda: streamed(input_ids=pair[0], use_cache=False, logits_to_keep=1), device)
     tell(row="one forward", seconds=seconds, GB_per_second=stream.total / 1e9 / seconds)
@@ -173,6 +180,8 @@ def table(shape: str, budget: int, device: str, layers: int | None, *, resident:
             moved=result.ledger.moved_bytes, planned=plan.moved_bytes, allocated_GiB=peak / GIB,
             reserved_GiB=reserved / GIB, peak_planned=plan.peak_bytes, peak_measured=result.ledger.peak_bytes,
         )  # fmt: skip
+    if device == "cuda":
+        tell(row="kernels of a streamed run", **kernels(lambda: sweep.run(plan=plan)))
     tell(row="a hooked forward per site, streamed, scaled", ratio=one_forward * plan.worlds / min(times))
     if by_hand:
         seconds = hand_batched(streamed, pair, plan.worlds, max(plan.chunks))
@@ -189,6 +198,15 @@ def table(shape: str, budget: int, device: str, layers: int | None, *, resident:
             own.append(seconds)
             tell(row="resident", seconds=seconds, equal=torch.equal(found.values, values))
         tell(row="streamed against resident", ratio=min(times) / min(own), first=times[0] / own[0])
+
+
+def kernels(run: Callable[[], Any]) -> dict[str, float]:
+    """The seconds in which kernels were at work in a run, beside all that it took."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        wall, _ = timed(run, "cuda")
+    rows = [one for one in profile.key_averages() if not one.key.startswith(("Memcpy", "Memset"))]
+    busy = sum(one.self_device_time_total for one in rows) / 1e6
+    return {"kernel_seconds": busy, "seconds": wall, "share": busy / wall}
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -47,17 +48,18 @@ from conewise.models.model_files import (
     files_in,
     why_not_reached,
 )
-from conewise.models.streamed import (
+from conewise.program.foreign import brief, quiet, translating
+from conewise.program.kept import Shelf, header_digest
+from conewise.program.module_state import is_hooked_everywhere
+from conewise.program.streamed_modules import (
     built,
     expect_ring,
     stored_weights,
     stream_files,
     stream_memory,
     streamed_in,
+    with_streams,
 )
-from conewise.program.foreign import brief, quiet, translating
-from conewise.program.kept import Shelf, header_digest
-from conewise.program.module_state import is_hooked_everywhere
 from conewise.program.streaming import streams_of
 from conewise.status import StatusLine, status_line
 from conewise.sweeps.storage.archive import is_result
@@ -115,6 +117,7 @@ def load(
     trust_remote_code: bool = False,
     split_groups: bool = False,
     weights: Literal["stream"] | None = None,
+    device_map: str | dict[str, Any] | None = None,
     max_memory: int | str | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -141,6 +144,9 @@ def load(
     of use, and dropped behind it. Whatever computes with the model streams. `max_memory`, a number of bytes
     or text like "24GiB", is then what weights and computations may take together on the device.
 
+    `device_map` spreads the modules as transformers does: "auto", "balanced", "sequential", or the device of
+    each part by its name, "cpu" and "disk" among them. What accelerate offloads by it streams from there.
+
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
     `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
     without it a terminal or a notebook shows these words once they have been true for a second.
@@ -157,10 +163,22 @@ def load(
                 Argument("max_memory"),
                 ", or give the budget to what computes: `sweep.run(max_memory=...)`.",
             )
+        if device_map is not None and (device is not None or weights is not None):
+            other = "device" if device is not None else "weights"
+            raise LoadError(
+                "a device map says where each part lies, and what it offloads streams. Leave ",
+                Argument(other, device if device is not None else weights),
+                " out, or ",
+                Argument("device_map", device_map),
+                ".",
+            )
         streams = None if weights is None else _expect_device(str(name), device)
-        where = None if split_groups or weights is not None else device if device is not None else "cpu"
+        is_other = split_groups or weights is not None or device_map is not None
+        where = None if is_other else device if device is not None else "cpu"
         options = _Options(
-            revision, _dtype(dtype), attn_implementation, trust_remote_code, say, where, streams=streams
+            *(revision, _dtype(dtype), attn_implementation, trust_remote_code, say, where),
+            streams=streams,
+            device_map=device_map,
         )
         loaded = _loaded(str(name), options)
         if split_groups:
@@ -218,6 +236,7 @@ class _Options:
     device: torch.device | str | None
     local_only: bool = False
     streams: torch.device | None = None
+    device_map: str | dict[str, Any] | None = None
     notes: list[Warning] = field(default_factory=list)
 
     def refuse_revision(self, name: str) -> None:
@@ -455,6 +474,11 @@ def _built(name: str, config: Any, options: _Options, find: Find) -> Any:
     arguments: dict[str, Any] = {"dtype": options.dtype if options.dtype is not None else "auto"}
     if options.attn_implementation is not None:
         arguments["attn_implementation"] = options.attn_implementation
+    if options.device_map is not None:
+        expect("hf", "accelerate")
+        # Weights that do not lie in files as they are used: until this process ends.
+        _OFFLOADED.append(TemporaryDirectory(prefix="conewise-offloaded-"))
+        arguments |= {"device_map": options.device_map, "offload_folder": _OFFLOADED[-1].name}
     module, report = _class_for(config).from_pretrained(
         name, config=config, use_safetensors=True, output_loading_info=True, **options.origin, **arguments
     )
@@ -476,7 +500,10 @@ def _built(name: str, config: Any, options: _Options, find: Find) -> Any:
                 "computed with them is NaN too: fetch or save the model again."
             )
         )
-    return module.eval()
+    return with_streams(module.eval())
+
+
+_OFFLOADED: list[TemporaryDirectory[str]] = []
 
 
 def _from_files(name: str, config: Any, options: _Options, find: Find) -> Any:

@@ -28,6 +28,7 @@ from conewise.program.calls import forward_parameters
 from conewise.program.export import unwrapped
 from conewise.program.foreign import within_memory
 from conewise.program.kept import Shelf
+from conewise.program.streamed_modules import with_streams
 from conewise.program.tensors import Tensor
 from conewise.runs.activations import Activations, activations
 from conewise.runs.captured import Captured
@@ -486,6 +487,7 @@ def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = 
             f"cw.capture takes an nn.Module, or what cw.load gives, and this is {describe(module)}.{load}"
         )
     label = origin = ""
+    module = module if isinstance(module, Model) else with_streams(module)
     if isinstance(module, Model):
         tokenizer = module.tokenizer if tokenizer is None else tokenizer
         label, origin, module = module.label, module.origin, module.module

@@ -14,7 +14,7 @@ import transformers
 
 import conewise as cw
 from conewise.errors import ConewiseError, LoadError, PatchError, SweepError
-from conewise.models.streamed import stream_memory
+from conewise.program.streamed_modules import stream_memory
 from conewise.program.streaming import Ring, Streamed, WeightStream, reads_of
 
 MET = cw.logit_diff(3, 5)
@@ -236,3 +236,55 @@ def test_the_ring_never_lays_two_weights_over_each_other() -> None:
             assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
             assert spans[-1][1] <= ring.size
         assert ring.moved == moved
+
+
+LAYERS = {f"model.layers.{number}": "cpu" if number < 2 else "disk" for number in range(4)}
+MAP = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu") | LAYERS
+
+
+def _offloaded(how: str, folder: Path, other: Path) -> Any:
+    accelerate: Any = pytest.importorskip("accelerate")
+    auto: Any = transformers.LlamaForCausalLM
+    match how:
+        case "memory":
+            accelerate.cpu_offload(module := _llama(), torch.device("cpu"))
+        case "disk":
+            accelerate.disk_offload(module := _llama(), other, execution_device=torch.device("cpu"))
+        case _:
+            module = auto.from_pretrained(folder, device_map=MAP, offload_folder=other).eval()
+    return module
+
+
+@pytest.mark.parametrize("how", ["memory", "disk", "map"])
+def test_what_accelerate_offloaded_streams_from_where_it_keeps_it(
+    models: tuple[cw.Model, cw.Model], folder: Path, tmp_path: Path, how: str
+) -> None:
+    module = _offloaded(how, folder, tmp_path)
+    before = {name: (id(one), one.device) for name, one in module.named_parameters()}
+
+    model = cw.capture(module, input_ids=torch.arange(12).view(2, 6))
+
+    assert {name: (id(one), one.device) for name, one in module.named_parameters()} == before
+    assert model.fidelity.bitwise
+    assert model.verify()
+    sites = cw.sites("z", layer=":", head=":")
+    found, expected = (_sweep(one, sites).run() for one in (model, models[1]))
+    assert torch.equal(found.values, expected.values)
+    assert found.ledger.moved_bytes == found.plan.moved_bytes > 0
+
+
+def test_a_map_of_devices_loads_a_model_as_transformers_does(
+    models: tuple[cw.Model, cw.Model], folder: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    sites = cw.sites("z", layer=":", head=":")
+    expected = _sweep(models[1], sites).run()
+
+    for where, streams in (("auto", 0), (MAP, 2 * 7)):
+        model = cw.load(folder, device_map=where)
+
+        held = [one for one in model.module.parameters() if isinstance(one, Streamed)]
+        assert len(held) == streams
+        assert torch.equal(_sweep(model, sites).run().values, expected.values)
+    with pytest.raises(LoadError, match="what it offloads streams"):
+        cw.load(folder, device_map="auto", device="cpu")

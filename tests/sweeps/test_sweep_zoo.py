@@ -11,7 +11,7 @@ from torch import Tensor
 import conewise as cw
 from conewise.anatomy.places import Place
 from conewise.model import Model
-from conewise.models.streamed import stream_memory
+from conewise.program.streamed_modules import stream_memory
 from conewise.program.streaming import reads_of
 from conewise.program.walk import field_names
 from tests.program.marks import marks

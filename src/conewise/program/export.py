@@ -41,10 +41,7 @@ from conewise.threads import one_module
 
 
 def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
-    """Raise CaptureError where weights have no values, though the inputs have: they were offloaded.
-
-    accelerate leaves such weights on the meta device, and brings each to where it is used, at every forward.
-    """
+    """Raise CaptureError where weights have no values, though the inputs have."""
     inputs = list(inputs)
     held = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
     for value in inputs:
@@ -65,11 +62,9 @@ def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
     shown = ", ".join(map(repr, missing[:3])) + more
     raise CaptureError(
         f"{len(missing)} of the {len(held)} weights of {type(module).__name__} have no values: {shown} lie "
-        f"on the meta device. {_why(module)}A graph holds the weights themselves, so they have to be in "
-        "memory all the while. Load the model onto one device (`device_map='cpu'`, `device_map='cuda'`), or "
-        "onto several GPUs that hold all of it: a `device_map` without 'disk', and with 'cpu' only for a "
-        "whole model. Parts on the CPU that are to be computed there are dispatched by "
-        "`accelerate.dispatch_model(..., main_device='cpu')`."
+        "on the meta device. Nothing was loaded into them. Load the model whole (`device_map='cpu'`, "
+        "`device_map='cuda'`), or let it stream: `cw.load(folder, weights='stream')`, or a `device_map` by "
+        "which accelerate offloads what does not fit."
     )
 
 
@@ -84,14 +79,6 @@ def expect_plain(module: nn.Module) -> None:
                 "which wraps other tensors: quantised or distributed weights. A graph holds plain tensors, "
                 "whose bits it reads to notice changes. Load the model without that, in bfloat16 for one."
             )
-
-
-def _why(module: nn.Module) -> str:
-    for one in module.modules():
-        hook = vars(one).get("_hf_hook")
-        if any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ()))):
-            return "They were offloaded by accelerate, which loads each when it is used. "
-    return "Nothing was loaded into them. "
 
 
 def expect_one_device(module: nn.Module, inputs: Sequence[torch.Tensor], failure: BaseException) -> None:

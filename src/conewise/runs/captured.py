@@ -34,6 +34,7 @@ from conewise.program.kept import Entry, NotKeptError, Shelf, put_tensor, tensor
 from conewise.program.module_state import ModuleState, Unbuilt, changed_beside, digest_of_state
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
 from conewise.program.sizes import has_unbacked
+from conewise.program.streamed_modules import with_streams
 from conewise.program.streaming import reads_of
 from conewise.program.tensors import Tensor
 from conewise.program.walk import between, bitwise_same, build_graph, described_fields, output_names
@@ -91,7 +92,7 @@ class Captured:
         label: str = "",
     ) -> None:
         """See `conewise.capture`."""
-        self.module = unwrapped(module)
+        self.module = with_streams(unwrapped(module))
         self.name = type(self.module).__name__
         self.tokenizer, self.label = tokenizer, label or self.name
         self._batch_dim = batch_dim

@@ -1,4 +1,4 @@
-"""Modules whose weights stream: built without them, from a folder's safetensors; or of a module in memory."""
+"""Modules whose weights stream: from safetensors, from memory, or from where accelerate keeps them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from conewise.arguments import shown_bytes
-from conewise.errors import Argument, LoadError
-from conewise.models.model_files import INDEX, WEIGHTS, Find
+from conewise.errors import Argument, CaptureError, LoadError
 from conewise.program.streaming import (
     FilePart,
     HostPart,
+    Origin,
     Ring,
     Streamed,
     Weight,
@@ -39,9 +39,9 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a safetensors file."""
+    """A tensor that is kept in a file, or in memory."""
 
-    part: FilePart
+    part: Origin
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -52,12 +52,16 @@ class Stored:
         return found
 
 
-def stored_weights(find: Find, named: object = None) -> dict[str, Stored] | None:
+def stored_weights(find: Callable[[str], Path | None], named: object = None) -> dict[str, Stored] | None:
     """Where each weight of a model lies in its safetensors files; None where there are none.
 
     Raises LoadError where a file ends before its weights do.
     """
-    index = find(str(named)) if named is not None else find(WEIGHTS) or find(INDEX)
+    index = (
+        find(str(named))
+        if named is not None
+        else find("model.safetensors") or find("model.safetensors.index.json")
+    )
     if index is None:
         return None
     files = [index]
@@ -177,6 +181,77 @@ def stream_memory(module: nn.Module, device: torch.device, ring: int | None = No
     # Modules are copied with tables of their own, whose entries are the same tensors.
     loaded = {name: one.detach() for name, one in _plain(made, weights)}
     _with_stream(made, weights, loaded, device, ring)
+    return made
+
+
+def with_streams(module: nn.Module) -> nn.Module:
+    """Return the module; where accelerate offloaded weights of it, a copy in which they stream.
+
+    The copy shares all else with the module, which stays as it is. Its weights are found where accelerate
+    keeps them, on disk or in memory, and no hook loads them: operations ask for them. Raises CaptureError
+    where they are computed on several devices.
+    """
+    found = {name: one for path, part in module.named_modules() for name, one in _offloaded(path, part)}
+    if not found:
+        return module
+    devices = sorted({str(device) for _, device in found.values()})
+    if len(devices) > 1:
+        raise CaptureError(
+            f"weights of {type(module).__name__} were offloaded by accelerate for {', '.join(devices)}, and "
+            "weights stream to one device. Dispatch the model to one, and let the rest be offloaded: "
+            f"`device_map={{..., 'cpu': ...}}` with {devices[0]} alone."
+        )
+    shared = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    hooks = [hook for part in module.modules() if (hook := vars(part).get("_hf_hook")) is not None]
+    made = copy.deepcopy(module, {**shared, **{id(hook): _without_offload(hook) for hook in hooks}})
+    parameters = dict(made.named_parameters())
+    weights = {
+        name: Weight(name, one.shape, parameters[name].dtype, one.dtype, one.part)
+        for name, (one, _) in found.items()
+        if name in parameters and len(one.shape) >= 2
+    }
+    loaded = {
+        name: found[name][0].load(one.dtype) if name in found else one.detach()
+        for name, one in _plain(made, weights)
+    }
+    _with_stream(made, weights, loaded, torch.device(devices[0]), None)
+    return made
+
+
+def _offloaded(path: str, part: nn.Module) -> Iterator[tuple[str, tuple[Stored, torch.device]]]:
+    """The tensors that accelerate's hook loads for a module: their names, where they are kept and used."""
+    hook = vars(part).get("_hf_hook")
+    for one in (hook, *getattr(hook, "hooks", ())):
+        if not getattr(one, "offload", False):
+            continue
+        device = one.execution_device
+        device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        held = part.named_parameters(), part.named_buffers()
+        for name, tensor in [each for tensors in held for each in tensors]:
+            if tensor.is_meta and ("." not in name or one.place_submodules) and name in one.weights_map:
+                yield f"{path}.{name}".lstrip("."), (_kept_at(one.weights_map, name), device)
+
+
+def _kept_at(kept: Any, name: str) -> Stored:
+    """A tensor of a map of accelerate's: in memory, in a safetensors file, or in one of its own."""
+    while hasattr(kept, "prefix"):
+        kept, name = kept.dataset, f"{kept.prefix}{name}"
+    if name in getattr(kept, "state_dict", kept):
+        value = kept[name].detach().contiguous()
+        return Stored(HostPart(value), value.dtype, tuple(value.shape))
+    said = kept.index[name]
+    if (file := said.get("safetensors_file")) is not None:
+        return _in_file(Path(file))[said.get("weight_name", name)]
+    dtype = getattr(torch, said["dtype"])
+    return Stored(FilePart(Path(kept.save_folder) / f"{name}.dat", 0), dtype, tuple(said["shape"]))
+
+
+def _without_offload(hook: Any) -> Any:
+    """A hook of accelerate that moves what is handed on, and no weights."""
+    made = copy.copy(hook)
+    made.offload, made.weights_map = False, None
+    if hasattr(made, "hooks"):
+        made.hooks = tuple(map(_without_offload, made.hooks))
     return made
 
 
