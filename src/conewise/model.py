@@ -12,7 +12,7 @@ import torch
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
-from conewise.anatomy.places import Index, PlaceLike, as_place
+from conewise.anatomy.places import Index, PlaceLike, Places, as_place
 from conewise.anatomy.selectors import Selector, SelectorLike
 from conewise.arguments import Positive, PositiveNumber, Samples, Seed, Share, checked, expect
 from conewise.attributing.attribution import attribute
@@ -417,6 +417,7 @@ class Model(Captured):
         *,
         pos: Positions = "all",
         when: Callable[[int], bool] | None = None,
+        read: PlaceLike | Places | Sequence[PlaceLike | Places] = (),
         tokenizer: Any = None,
         **options: Any,
     ) -> Written:
@@ -433,12 +434,17 @@ class Model(Captured):
         those. With `when`, patches act in those steps alone for whose number it is true: 0 computes the
         prompt, 1 the first token that was written, and so on.
 
+        `read` names places whose values are kept, as patches left them: `read=[("resid_post", 2)]`, then
+        `written["resid_post", 2]` [batch, pos, d_model], with all positions of the prompt and of what was
+        written but for the last token. Of attention patterns, the whole square is put together.
+
         The prompt is text (several texts, of different lengths too), where the model was captured with its
-        tokenizer or one is given; or token ids [batch, pos], or inputs by name.
+        tokenizer or one is given; or token ids [batch, pos], or inputs by name. An encoder reads it all at
+        once, and its sites are patched then; the decoder's prompt is the token that it begins with.
         """
         reads = tokenizer if tokenizer is not None else getattr(self, "tokenizer", None)
         with within_memory("writing with this model"):
-            return generate(self, prompt, n, patches, pos, reads, when, options)
+            return generate(self, prompt, n, patches, pos, reads, when, options, read)
 
     def planned(self, plan: SweepPlan) -> Sweep:
         """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""

@@ -245,6 +245,7 @@ def boundaries(
     """The boundaries at which a change of the node's value reaches all of its readers, and nothing else.
 
     With `only`, it has to reach these readers; whether others see it does not matter unless it `is_exact`.
+    With none of them, calls may just show it among what they return, which nobody reads: attention weights.
     """
     readers = program.readers[node]
     made_under = program.record_of[node].modules if node in program.record_of else ()
@@ -261,6 +262,8 @@ def boundaries(
             is_whole = reached == set(only) if is_exact else set(only) <= reached
         if node in port.inputs and port.call not in made_under and is_whole:
             yield Boundary(port.call, is_output=False)
+    if only is not None and not only:
+        yield from (Boundary(call, is_output=True) for call in reversed(made_under) if call.path)
 
 
 RESHAPING = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"})

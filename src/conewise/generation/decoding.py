@@ -7,7 +7,6 @@ text that diverges gets rows of its own, in every layer; one that has ended leav
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 from conewise.checks.hooking import Boundary, Hook, hooks_on
 from conewise.errors import CaptureError, PatchError
 from conewise.generation.recorded import LEAST_STEPS, SlotStep, has_slots, pays
+from conewise.program.calls import forward_parameters
 from conewise.program.records import ModuleCall, Program
-from conewise.runs.generate import Step, StepPatch
+from conewise.runs.generate import Step, StepPatch, encoder_of, is_in
 from conewise.sweeps.execution.cuda_graph import Record
 
 Numbers = NDArray[np.int64]
@@ -56,10 +56,23 @@ class CellPatch:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of any lengths, padded in front: tokens and a mask, [prompt, column]."""
+    """Prompts of any lengths: tokens and a mask, [prompt, column].
+
+    They are padded in front, as texts go on from their ends; those that an encoder reads, behind.
+    """
 
     ids: Tensor
     mask: Tensor
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The tokens of each."""
+        return [ids[mask.bool()] for ids, mask in zip(self.ids, self.mask, strict=True)]
+
+    def behind(self) -> Prompts:
+        """The same prompts, padded behind."""
+        order = self.mask.argsort(dim=1, descending=True, stable=True)
+        return Prompts(self.ids.gather(1, order), self.mask.gather(1, order))
 
     @property
     def lengths(self) -> list[int]:
@@ -116,7 +129,10 @@ def layers_of(module: Any) -> Layers:
     lists = [
         (name, found)
         for name, found in module.named_modules()
-        if isinstance(found, nn.ModuleList) and len(found) and len(set(map(type, found))) == 1
+        if encoder_of(module) is None
+        and isinstance(found, nn.ModuleList)
+        and len(found)
+        and len(set(map(type, found))) == 1
     ]
     for name, found in sorted(lists, key=lambda one: -sum(p.numel() for p in one[1].parameters())):
         paths = tuple(f"{name}.{number}" for number in range(len(found)))
@@ -202,7 +218,9 @@ def _boundary(path: str, *, is_output: bool = False) -> Boundary:
 
 
 def _bytes_of(cache: Any) -> int:
-    held = (value for one in getattr(cache, "layers", ()) for value in vars(one).values())
+    parts = [cache, *(getattr(cache, f"{one}_attention_cache", None) for one in ("self", "cross"))]
+    layers = [layer for part in parts for layer in getattr(part, "layers", ())]
+    held = (value for layer in layers for value in vars(layer).values())
     return sum(value.nbytes for value in held if isinstance(value, Tensor))
 
 
@@ -223,8 +241,11 @@ def _compared(paths: tuple[str, ...], seen: Sequence[_Seen]) -> Layers | None:
 
 
 def inputs_for(module: Any, ids: Tensor, mask: Tensor, cache: Any) -> dict[str, Any]:
-    """The arguments of a forward over tokens that are not yet in the cache; the mask is for all."""
-    known = _parameters(module)
+    """The arguments of a forward over tokens that are not yet in the cache; the mask is for all.
+
+    With an encoder, it reads the tokens too.
+    """
+    known = forward_parameters(module)
     given = {
         "input_ids": ids,
         "attention_mask": mask,
@@ -237,11 +258,7 @@ def inputs_for(module: Any, ids: Tensor, mask: Tensor, cache: Any) -> dict[str, 
         given["position_ids"] = at[:, -ids.shape[1] :]
     if "logits_to_keep" in known:
         given["logits_to_keep"] = 1
-    return given
-
-
-def _parameters(module: Any) -> Mapping[str, Any]:
-    return inspect.signature(module.forward).parameters
+    return given | ({} if encoder_of(module) is None else {"decoder_input_ids": ids})
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -378,8 +395,10 @@ class Decoding:
         self.last = len(layers.paths)
         first = [min((self._level(one) for one in own), default=self.last + 1) for own in self._every]
         self.worlds = _Worlds(prompts, first, self.last + 1)
-        self._lengths, self._seed = prompts.lengths, seed
-        self._width = prompts.ids.shape[1]
+        self._encoder, self._seed = encoder_of(module), seed
+        # What an encoder reads is no part of the text.
+        self._reads, self._width = prompts.lengths, prompts.ids.shape[1]
+        self._lengths = self._reads
         self.layer_rows: list[int] = []
         self._step = 0
         self._generators: dict[tuple[int, int], torch.Generator] = {}
@@ -421,8 +440,17 @@ class Decoding:
         shape = (len(self._every), len(self.prompts.ids), self.n)
         tokens, log_probs = np.full(shape, -1, dtype=np.int64), np.full(shape, np.nan)
         # What each world was given and wrote, [world, column]; those that have ended leave.
-        ids = self.prompts.ids[torch.from_numpy(worlds.prompts).to(device)]
-        mask = self.prompts.mask[torch.from_numpy(worlds.prompts).to(device)]
+        at = torch.from_numpy(worlds.prompts).to(device)
+        ids, mask = self.prompts.ids[at], self.prompts.mask[at]
+        read: dict[str, Any] = {}
+        if self._encoder is not None:
+            ids = input_ids[torch.from_numpy(worlds.levels[0].of).to(device)]
+            mask, self._width = torch.ones_like(ids), ids.shape[1]
+            self._lengths = [self._width] * len(self._reads)
+            read = {
+                "encoder_outputs": tuple(given["encoder_outputs"][:1]),
+                "attention_mask": given["attention_mask"],
+            }
         fresh, slots = ids, None
         goes_on = np.ones(len(worlds), dtype=bool)
         for step in range(self.n):
@@ -436,7 +464,10 @@ class Decoding:
                 logits = slots.logits(fresh, self._width + step - 1)
             else:
                 top = torch.from_numpy(worlds.levels[0].by).to(device)
-                outputs = module(**inputs_for(module, fresh[top], mask[top], cache))
+                own = inputs_for(module, fresh[top], mask[top], cache)
+                if read:
+                    del own["input_ids"]
+                outputs = module(**{**own, **read})
                 logits = outputs.logits[:, -1].float()
                 del outputs
             self.layer_rows.append(sum(map(len, worlds.levels[: self.last or 1])) * fresh.shape[1])
@@ -460,6 +491,9 @@ class Decoding:
             if len(kept) < len(ids):
                 ids, mask, fresh = ids[kept], mask[kept], fresh[kept]
             self._reorder(cache, rows, device)
+            if read and rows[0] is not None:
+                (hidden,), at = read["encoder_outputs"], rows[0].to(device)
+                read = {"encoder_outputs": (hidden[at],), "attention_mask": read["attention_mask"][at]}
         return Texts(tokens, log_probs, tuple(self.layer_rows))
 
     def _can_record(self, step: int, cache: Any) -> bool:
@@ -467,10 +501,10 @@ class Decoding:
         if not step or self.n - step < LEAST_STEPS:
             return False
         patches = [patch for own in self._every for patch in own]
-        for length in {*self._lengths}:
+        for length in {*self._reads}:
             for patch in patches:
-                made = patch.of(length)
-                acts = {bool(made.positions(self._step_of(length, 1, at))) for at in range(step, self.n)}
+                steps = (self._step_of(patch.hook, length, 1, at) for at in range(step, self.n))
+                acts = {bool(patch.of(length).positions(one)) for one in steps}
                 if len(acts) > 1 or (True in acts and not patch.is_known):
                     return False
         layers = len(cache.layers)
@@ -603,12 +637,12 @@ class Decoding:
         count, new = len(self.worlds.levels[level]), value
         if value.shape[0] % count:
             raise PatchError(
-                f"{patches[0][1].of(self._lengths[0]).place} has no dimension for the texts in front, so "
+                f"{patches[0][1].of(self._reads[0]).place} has no dimension for the texts in front, so "
                 "that texts cannot be patched apart. Patch another place, or write one text at a time with "
                 "`model.generate`."
             )
         for group in self._grouped(level, hook, patches, value.device):
-            step = self._step_of(group.length, len(group.rows), self._step)
+            step = self._step_of(hook, group.length, len(group.rows), self._step)
             if not group.patch.positions(step):
                 continue
             new = value.clone(memory_format=torch.contiguous_format) if new is value else new
@@ -624,7 +658,7 @@ class Decoding:
         if layout == self.worlds.layout:
             return found
         worlds, rows = self.worlds, self.worlds.levels[level]
-        cells, lengths = worlds.cells[rows.by], np.array(self._lengths)[worlds.prompts[rows.by]]
+        cells, lengths = worlds.cells[rows.by], np.array(self._reads)[worlds.prompts[rows.by]]
         together: dict[Any, list[tuple[CellPatch, Numbers]]] = defaultdict(list)
         several = Counter(cell for cell, _ in patches)
         for number, (cell, patch) in enumerate(patches):
@@ -643,8 +677,12 @@ class Decoding:
         self._groups[level, hook] = worlds.layout, found
         return found
 
-    def _step_of(self, length: int, rows: int, step: int) -> Step:
+    def _step_of(self, hook: Hook, length: int, rows: int, step: int) -> Step:
         """The positions of a step's forward, counted from the first token of a prompt of that length."""
         width, gap = self._width, self._width - length
+        if is_in(hook.boundary.call.path, self._encoder):
+            return Step(self._program, 0, self.prompts.ids.shape[1], rows, length)
+        if self._encoder is not None:
+            gap, length = 0, width
         start, stop = (0, width) if step == 0 else (width + step - 1, width + step)
         return Step(self._program, start - gap, stop - gap, rows, length)

@@ -91,16 +91,12 @@ class WrittenTexts:
             along = {axis: spreads[0].labels_of(number) for number, axis in enumerate(axes)}
         else:
             axes, along = ("cell",), {"cell": [cell.name for cell in sweep.cells]}
-        prompts = [
-            row[-length:]
-            for row, length in zip(sweep.prompts.ids.tolist(), sweep.prompts.lengths, strict=True)
-        ]
         return cls(
             sweep.model.label or sweep.model.name,
             tuple(axes),
             along,
             tuple(cell.name for cell in sweep.cells),
-            tuple(decoded(tokenizer, row) for row in prompts),
+            tuple(decoded(tokenizer, row.tolist()) for row in sweep.prompts.rows),
             ids,
             said,
             tuple(tuple(decoded(tokenizer, row) for row in world) for world in rows),
@@ -177,18 +173,14 @@ class WrittenTexts:
     @torch.no_grad()
     def _perplexity(self) -> Tensor:
         sweep = self._own_sweep("its perplexity")
-        prompts = sweep.prompts
+        device = sweep.prompts.ids.device
         worlds, texts, n = self.ids.shape
         flat, found = self.ids.reshape(-1, n), torch.full((worlds * texts,), math.nan, dtype=torch.float64)
         with sweep.model_alone():
             for start in range(0, len(flat), BATCH):
-                rows = flat[start : start + BATCH].to(prompts.ids.device)
-                at = torch.arange(start, start + len(rows), device=rows.device) % texts
+                rows = flat[start : start + BATCH].to(device)
                 is_there = rows >= 0
-                ids = torch.cat([prompts.ids[at], rows.clamp(min=0)], 1)
-                mask = torch.cat([prompts.mask[at], is_there.long()], 1)
-                logits = sweep.logits(ids, mask)[:, -n - 1 : -1].float()
-                said = torch.log_softmax(logits, -1).gather(-1, rows.clamp(min=0)[..., None])[..., 0]
+                said = sweep.said(rows, torch.arange(start, start + len(rows), device=device) % texts)
                 mean = (said * is_there).sum(-1) / is_there.sum(-1)
                 found[start : start + len(rows)] = mean.neg().exp().double().cpu()
         return found.reshape(worlds, texts)

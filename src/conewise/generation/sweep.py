@@ -16,7 +16,8 @@ from torch import Tensor
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import SelectorLike, Sources, as_selectors, with_sources
 from conewise.arguments import as_bytes, checked, shown_bytes
-from conewise.errors import BudgetError, CaptureError, InputMismatchError, PatchError, SweepError
+from conewise.checks.hooking import Hook
+from conewise.errors import BudgetError, InputMismatchError, PatchError, SweepError
 from conewise.generation.decoding import CellPatch, Decoding, Layers, Prompts, Texts, inputs_for, layers_of
 from conewise.generation.recorded import is_steppable
 from conewise.generation.result import WrittenTexts
@@ -35,11 +36,13 @@ from conewise.runs.generate import (
     as_shown,
     checked_options,
     decoding_defaults,
+    encoder_of,
     expect_padded_in_front,
     expect_reached,
     expect_writes,
     generate,
     hooks_for,
+    is_in,
     naming_dtypes,
     prompt_inputs,
     refusing_options,
@@ -200,11 +203,7 @@ class WritingSweep(Runnable[WrittenTexts]):
         self, model: Any, sites: SelectorLike, *, base: Any, source: Any, writing: Writing, judge: Any = None
     ) -> None:
         expect_writes(model)
-        if getattr(model.module.config, "is_encoder_decoder", False):
-            raise CaptureError(
-                f"{model.name} reads with an encoder and writes with a decoder; texts are swept over models "
-                "that do both with one stack."
-            )
+        self._encoder = encoder_of(model.module)
         self.model, self.writing, self.judge, self.base = model, writing, judge, base
         self.source = source
         reads = model.tokenizer
@@ -215,8 +214,9 @@ class WritingSweep(Runnable[WrittenTexts]):
         given = prompt_inputs(model, conversation(base, reads), reads)
         model.expect_known_ids(given)
         ids, mask = given["input_ids"], given["attention_mask"].long()
-        expect_padded_in_front(mask)
-        self.prompts = Prompts(ids, mask)
+        if self._encoder is None:
+            expect_padded_in_front(mask)
+        self.prompts = Prompts(ids, mask) if self._encoder is None else Prompts(ids, mask).behind()
         lengths = sorted({*self.prompts.lengths})
         self.own, self.selectors = OwnSources(model), as_selectors(sites)
         if isinstance(source, Sources):
@@ -229,7 +229,14 @@ class WritingSweep(Runnable[WrittenTexts]):
                 f"no source for {place}: give the sweep one, `source=cw.add(...)`, or each cell its own, "
                 "`cw.cell(place, source=...)`."
             )
-        self.patches = [[self._patch(place) for place in model.each_call(cell.places)] for cell in self.cells]
+        self.patches = [
+            [self._patch(place) for place in self._places(at)] for at in range(1, len(self.cells) + 1)
+        ]
+
+    def _places(self, world: int) -> Sequence[Place]:
+        """The places of a patched world, counted from 1; of modules that are called again, each call."""
+        found: Sequence[Place] = self.model.each_call(self.cells[world - 1].places)
+        return found
 
     def _lengths(self, length: int) -> Callable[[Any], dict[str, int]]:
         """The lengths of a site's axes in a prompt of so many tokens; its module may never have seen one."""
@@ -254,9 +261,10 @@ class WritingSweep(Runnable[WrittenTexts]):
     def _patch(self, given: Place) -> CellPatch:
         """The patch of a place, for prompts of each length."""
         place, value = self.value_of(given)
-        made = {length: self._step_patch(place, value, length) for length in {*self.prompts.lengths}}
+        node = self.model.locate(place).node
+        hook = hooks_for(self.model, {node: place})[node]
+        made = {length: self._step_patch(place, value, hook, length) for length in {*self.prompts.lengths}}
         first = next(iter(made.values()))
-        hook = hooks_for(self.model, [first])[first.found.node]
         if hook.shape is not None:
             made = {length: as_shown(self.model, one) for length, one in made.items()}
         is_zero = first.value is torch.zeros_like
@@ -269,9 +277,11 @@ class WritingSweep(Runnable[WrittenTexts]):
             return None
         return vector, value.scale
 
-    def _step_patch(self, place: Place, value: Any, length: int) -> StepPatch:
-        at, how = counted_from_start(place, length), self.writing
-        expect_reached(at, length + how.n - 1)
+    def _step_patch(self, place: Place, value: Any, hook: Hook, length: int) -> StepPatch:
+        how, is_read = self.writing, is_in(hook.boundary.call.path, self._encoder)
+        length = length if is_read or self._encoder is None else 1  # a decoder begins with one token
+        at = counted_from_start(place, length)
+        expect_reached(at, length if is_read else length + how.n - 1)
         return step_patch(self.model, at, value, is_new=how.pos == "new", when=how.when)
 
     @cached_property
@@ -322,16 +332,17 @@ class WritingSweep(Runnable[WrittenTexts]):
         """The tokens of one text, written alone by hooks on the module; world 0 is unpatched."""
         how, length = self.writing, self.prompts.lengths[text]
         options = dict(how.options)
-        places = self.model.each_call(self.cells[world - 1].places) if world else ()
-        patches = [self.value_of(place) for place in places]
-        ids = self.prompts.ids[text : text + 1, -length:]
+        patches = []
+        for patch, place in zip(self.patches[world - 1], self._places(world), strict=True) if world else ():
+            patches.append((patch.of(length).place, self.value_of(place)[1]))
+        ids = self.prompts.rows[text][None]
         with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(how.seed)
             found = generate(
                 self.model,
                 ids,
                 how.n,
-                [(counted_from_start(place, length), value) for place, value in patches],
+                patches,
                 how.pos,
                 self.model.tokenizer,
                 how.when,
@@ -346,11 +357,20 @@ class WritingSweep(Runnable[WrittenTexts]):
         with one_module(), eager(self.model.module), naming_dtypes(self.model.module):
             yield
 
-    def logits(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """The unpatched model's logits at all positions."""
-        given = inputs_for(self.model.module, ids, mask, None)
+    def said(self, tokens: Tensor, prompts: Tensor) -> Tensor:
+        """The unpatched model's log probabilities of tokens [text, n] behind the prompts of these numbers."""
+        module, n, written = self.model.module, tokens.shape[1], tokens.clamp(min=0)
+        ids, mask = self.prompts.ids[prompts], self.prompts.mask[prompts]
+        if self._encoder is None:
+            mask = torch.cat([mask, (tokens >= 0).long()], 1)
+            given = inputs_for(module, torch.cat([ids, written], 1), mask, None)
+        else:
+            start = written.new_full((len(written), 1), decoder_start(module))
+            given = inputs_for(module, ids, mask, None)
+            given["decoder_input_ids"] = torch.cat([start, written], 1)
         given.pop("logits_to_keep", None)
-        found: Tensor = self.model.module(**{**given, "use_cache": False}).logits
+        logits = module(**{**given, "use_cache": False}).logits[:, -n - 1 : -1].float()
+        found: Tensor = torch.log_softmax(logits, -1).gather(-1, written[..., None])[..., 0]
         return found
 
     # -- plan ----------------------------------------------------------------------------------
@@ -363,7 +383,7 @@ class WritingSweep(Runnable[WrittenTexts]):
         layers, texts, n = max(len(self.layers.paths), 1), len(self.prompts.ids), self.writing.n
         first = [min((self._level(one) for one in own), default=layers + 1) for own in self.patches]
         order = sorted(range(len(first)), key=lambda cell: -first[cell])
-        width = self.prompts.ids.shape[1]
+        width = self.prompts.ids.shape[1] + (self._encoder is not None)
         row = self.layers.cached * (width + n)
         module = self.model.module
         vocabulary = int(getattr(module.config.get_text_config(), "vocab_size", 0))
@@ -400,7 +420,7 @@ class WritingSweep(Runnable[WrittenTexts]):
             tuple(chunks),
             tuple(order),
             prompt_rows,
-            len(order) * layers * sum(self.prompts.lengths),
+            len(order) * layers * (sum(self.prompts.lengths) + texts * (self._encoder is not None)),
             fewest,
             most,
             flops,
@@ -472,6 +492,13 @@ def conversation(base: Any, tokenizer: Any) -> Any:
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def decoder_start(module: Any) -> int:
+    """The token that a decoder begins with."""
+    names = ("decoder_start_token_id", "bos_token_id")
+    found = (getattr(one, name, None) for name in names for one in (module.generation_config, module.config))
+    return int(next(token for token in found if token is not None))
 
 
 def counted_from_start(place: Place, length: int) -> Place:

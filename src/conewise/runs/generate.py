@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from conewise.anatomy.axes import View
+from conewise.anatomy.axes import View, resolved
 from conewise.anatomy.places import Place, PlaceLike, Places, as_place
 from conewise.anatomy.sites import Located
 from conewise.arguments import expect, has_items
@@ -128,24 +128,48 @@ class StepPatch:
         return new
 
 
+def encoder_of(module: Any) -> str | None:
+    """The path of the encoder of a module that reads with one and writes with a decoder; else None."""
+    if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return None
+    encoder = module.get_encoder()
+    return next(str(path) for path, one in module.named_modules() if one is encoder)
+
+
+def is_in(path: str, outer: str | None) -> bool:
+    """True if a module lies in another one, or is it."""
+    return outer is not None and (path == outer or path.startswith(f"{outer}."))
+
+
 def _patched(
-    module: nn.Module, program: Program, prompt: int, patches: Mapping[Hook, Sequence[StepPatch]]
+    module: nn.Module,
+    program: Program,
+    reading: Step,
+    start: int,
+    patches: Mapping[Hook, Sequence[StepPatch]],
+    readings: Sequence[_Reading] = (),
 ) -> AbstractContextManager[None]:
-    """Let patches act while a module writes, each at its hook, in the order in which they were given."""
-    step = Step(program, 0, 0, 0, prompt)
+    """Let patches act while a module writes, each at its hook, in the order in which they were given.
+
+    Values are read behind them.
+
+    An encoder reads the prompt, all of it and once: this is the step `reading`. What is written stands behind
+    the first `start` positions of the others.
+    """
+    step, encoder = reading, encoder_of(module)
 
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note which positions the forward that begins computes."""
         nonlocal step
-        named = (kwargs.get(name) for name in ("input_ids", "inputs_embeds"))
+        named = (kwargs.get(name) for name in ("decoder_input_ids", "input_ids", "inputs_embeds"))
         given = next((one for one in (*named, *args) if isinstance(one, Tensor) and one.ndim > 1), None)
         if given is None:
             raise PatchError(
                 "generate called the module without `input_ids` or `inputs_embeds`, so it cannot be told "
                 "which positions it computes. Patches while it writes need one of them."
             )
-        start, (rows, length) = past_length(kwargs), given.shape[:2]
-        step = Step(program, start, start + length, rows, prompt)
+        first, (rows, length) = past_length(kwargs), given.shape[:2]
+        step = Step(program, first, first + length, rows, start)
 
     def act(hook: Hook, own: Sequence[StepPatch], whole: Any) -> Any:
         value = new = hook.read(whole)
@@ -155,10 +179,17 @@ def _patched(
                 "patched there is no tensor. Capture the module as generate calls it."
             )
         for patch in own:
-            new = patch.applied(new, step)
+            new = patch.applied(new, now(hook))
         return None if new is value else hook.replaced(whole, new)
 
-    return hooks_on(module, [(one.boundary, partial(act, one, own)) for one, own in patches.items()], begin)
+    def now(hook: Hook) -> Step:
+        return reading if is_in(hook.boundary.call.path, encoder) else step
+
+    def keep(one: _Reading, whole: Any) -> None:
+        one.keep(whole, now(one.hook))
+
+    actions = [(one.boundary, partial(act, one, own)) for one, own in patches.items()]
+    return hooks_on(module, [*actions, *((one.hook.boundary, partial(keep, one)) for one in readings)], begin)
 
 
 def past_length(kwargs: Mapping[str, Any]) -> int:
@@ -170,6 +201,49 @@ def past_length(kwargs: Mapping[str, Any]) -> int:
         return int(cache[0][0].shape[-2])
     at = kwargs.get("cache_position")
     return int(at[0]) if isinstance(at, Tensor) and at.numel() else 0
+
+
+class _Reading:
+    """What stands at a place in all forwards of a module that writes, put together along the positions."""
+
+    def __init__(self, model: Captured, place: Place) -> None:
+        self.place, found = place, model.locate(place)
+        self.hook = hooks_for(model, {found.node: place}, is_read=True)[found.node]
+        self._found = found if self.hook.shape is None else _as_shown(model, place, found)
+        if found.result is not None:
+            raise PatchError(f"{place} is computed from z, and no module shows it while it writes. Read z.")
+        self._parts: list[tuple[Step, Tensor]] = []
+
+    def keep(self, whole: Any, step: Step) -> None:
+        """Keep what a forward shows."""
+        value = self.hook.read(whole)
+        if not isinstance(value, Tensor):
+            raise PatchError(
+                f"{self.place}: generate calls {str(self.hook.boundary.call)!r} otherwise than it was "
+                "captured, and what is read there is no tensor. Capture the module as generate calls it."
+            )
+        self._parts.append((step, self._found.view.present(value.detach().clone(), step.sizes)))
+
+    def value(self) -> Tensor:
+        """All positions; in attention, what a token could not see yet is 0."""
+        axes = self._found.view.axes
+        along = next((axes.index(axis) for axis in ("pos", "query_pos") if axis in axes), None)
+        if along is None or not self._parts:
+            raise PatchError(f"{self.place} has no positions, so nothing was read of it step by step.")
+        length = max(step.stop for step, _ in self._parts)
+        first = self._parts[0][1]
+        shape = list(first.shape)
+        shape[along] = length
+        keys = axes.index("key_pos") if "key_pos" in axes else None
+        if keys is not None:
+            shape[keys] = max(part.shape[keys] for _, part in self._parts)
+        found = first.new_zeros(shape)
+        for step, part in self._parts:
+            into = found.narrow(along, step.start, part.shape[along])
+            if keys is not None:
+                into = into.narrow(keys, max(0, step.stop - part.shape[keys]), part.shape[keys])
+            into.copy_(part)
+        return found[resolved(axes, self.place.part, found.shape)]
 
 
 Prompt = str | Sequence[str] | Tensor | Mapping[str, Any]
@@ -194,13 +268,26 @@ class Written:
     """Generated text: `ids` are the prompts and what follows them, `new` are the tokens that follow.
 
     `texts` are those tokens as text, one for each row, where there was a tokenizer; else None. `returned` is
-    what the module's own `generate` returned.
+    what the module's own `generate` returned. `written["resid_post", 2]` is what was read there on the way,
+    at all positions that were computed: those of the prompt and of what follows, but for the last token.
     """
 
     ids: Tensor
     prompt: int
     texts: tuple[str, ...] | None
     returned: Any
+    values: Mapping[Place, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, at: PlaceLike) -> Tensor:
+        """What was read at a place, as the model wrote."""
+        place = as_place(at)
+        if place not in self.values:
+            known = ", ".join(map(str, self.values)) or "nothing"
+            raise InputMismatchError(
+                f"{place} was not read while the model wrote; read was {known}. Name it: "
+                "`model.generate(..., read=[...])`."
+            )
+        return self.values[place]
 
     @property
     def new(self) -> Tensor:
@@ -271,14 +358,10 @@ def generate(
     tokenizer: Any,
     when: When | None,
     options: Any,
+    read: Any = (),
 ) -> Written:
     """Write up to `n` tokens behind a prompt, with patches; see `Model.generate`."""
     module = expect_writes(model)
-    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
-        raise CaptureError(
-            f"{model.name} reads with an encoder and writes with a decoder: which positions a patch is meant "
-            "for is not defined there. Patch runs of it: `model.run(...).fork()`."
-        )
     options = checked_options(n, pos, options)
     if isinstance(prompt, Tensor) and "attention_mask" in options:
         prompt = {"input_ids": prompt, "attention_mask": options.pop("attention_mask")}
@@ -295,22 +378,32 @@ def generate(
             )
         options["tokenizer"] = tokenizer
     model.expect_known_ids(given)
-    mask, length = given["attention_mask"], int(given["input_ids"].shape[1])
-    hidden = expect_padded_in_front(mask)
+    mask, (rows, length) = given["attention_mask"], given["input_ids"].shape
+    encoder = encoder_of(module)
+    start = length if encoder is None else int(given.get("decoder_input_ids", mask[:, :1]).shape[1])
+    hidden = expect_padded_in_front(mask) if encoder is None else not bool(mask.bool().all())
     made = [
         step_patch(model, place, value, is_new=pos == "new", when=when)
         for at, value in _pairs(patches)
         for place in model.each_call([as_place(at)])
     ]
-    named = next((one.place for one in made if "pos" in one.place.part), None)
+    hooks = hooks_for(model, {one.found.node: one.place for one in made})
+    reads = [one for one in made if is_in(hooks[one.found.node].boundary.call.path, encoder)]
+    by_token = made if encoder is None else reads
+    named = next((one.place for one in by_token if "pos" in one.place.part), None)
     if hidden and named is not None:
         raise PatchError(
             f"{named}: the prompts have different lengths and padding in front, so that a position is "
             "another token in each. Give one prompt at a time, or leave out pos."
         )
     for patch in made:
-        expect_reached(patch.place, length + n - 1)
-    hooks = hooks_for(model, made)
+        expect_reached(patch.place, length if patch in reads else start + n - 1)
+    readings = [_Reading(model, place) for at in _places(read) for place in model.each_call([at])]
+    if readings and (options.get("num_beams") or 1) > 1:
+        raise InputMismatchError(
+            "a search by beams reorders its rows, so that values read on the way are not those of the texts: "
+            "leave out `num_beams`, or `read`."
+        )
     by_hook: dict[Hook, list[StepPatch]] = {}
     for patch in made:
         hook = hooks[patch.found.node]
@@ -318,7 +411,9 @@ def generate(
     with (
         refusing_options(options),
         one_module(),
-        _patched(module, model.program, length, by_hook),
+        _patched(
+            module, model.program, Step(model.program, 0, length, rows, length), start, by_hook, readings
+        ),
         eager(module),
         naming_dtypes(module),
     ):
@@ -326,8 +421,8 @@ def generate(
     ids = returned if isinstance(returned, Tensor) else returned.sequences
     texts = None
     if tokenizer is not None:
-        texts = tuple(tokenizer.batch_decode(ids[:, length:], skip_special_tokens=True))
-    return Written(ids, length, texts, returned)
+        texts = tuple(tokenizer.batch_decode(ids[:, start:], skip_special_tokens=True))
+    return Written(ids, start, texts, returned, {one.place: one.value() for one in readings})
 
 
 def checked_options(n: int, pos: Positions, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,10 +562,12 @@ def _tokens(model: Captured, texts: list[Any], tokenizer: Any) -> dict[str, Any]
             "the prompts have different lengths, and the tokenizer has no token to pad with: set "
             "`tokenizer.pad_token = tokenizer.eos_token`, or give one prompt at a time."
         )
-    # What is written goes on from the end of each prompt: the padding stands in front.
-    missing = [length - len(ids) for ids in found]
-    ids = torch.tensor([[pad] * gap + list(own) for gap, own in zip(missing, found, strict=True)])
-    mask = torch.tensor([[0] * gap + [1] * (length - gap) for gap in missing])
+    # What is written goes on from the end of each prompt: the padding stands in front, but for an encoder.
+    is_read = encoder_of(model.module) is not None
+    gaps = [(0, length - len(ids)) if is_read else (length - len(ids), 0) for ids in found]
+    rows = [(own, before, behind) for own, (before, behind) in zip(found, gaps, strict=True)]
+    ids = torch.tensor([[pad] * before + list(own) + [pad] * behind for own, before, behind in rows])
+    mask = torch.tensor([[0] * before + [1] * len(own) + [0] * behind for own, before, behind in rows])
     device = next(iter(model.module.parameters())).device
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
@@ -487,6 +584,17 @@ def _pairs(patches: Patches) -> list[tuple[PlaceLike, Any]]:
                 f"patches are pairs (place, value), or a mapping of places; {describe(one)} is none."
             )
     return [(one, value) for at, value in found for one in (at if isinstance(at, Places) else (at,))]
+
+
+def _places(read: Any) -> list[Place]:
+    """The places that are read: one, several layers of one, or a list of these."""
+    listed = read if isinstance(read, list | tuple) and not _is_pair(read) else [read]
+    return [place for at in listed for place in (at if isinstance(at, Places) else (as_place(at),))]
+
+
+def _is_pair(given: Any) -> bool:
+    """True for a place that is written as a kind and its layer."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int)
 
 
 def step_patch(
@@ -529,16 +637,20 @@ def expect_reached(place: Place, count: int) -> None:
 
 def as_shown(model: Captured, patch: StepPatch) -> StepPatch:
     """The patch of a value that the module shows in another shape: with a dimension for each of its axes."""
-    view, known = patch.found.view, model.program.dimensions
+    found = _as_shown(model, patch.place, patch.found)
+    return StepPatch(patch.place, found, patch.value, is_new=patch.is_new, when=patch.when)
+
+
+def _as_shown(model: Captured, place: Place, found: Located) -> Located:
+    view, known = found.view, model.program.dimensions
     axes = tuple(axis for packed in view.packing for axis in packed)
-    shape = model.program.shapes[reshaped(model.program, patch.found.node) or ""] or ()
+    shape = model.program.shapes[reshaped(model.program, found.node) or ""] or ()
     symbols = {"batch": known.batch, "pos": known.positions}
     if len(shape) != len(axes) or any(
         str(size) not in symbols[axis] for axis, size in zip(axes, shape, strict=True) if axis in symbols
     ):
-        raise _unshown(model, patch.place)
-    found = replace(patch.found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
-    return StepPatch(patch.place, found, patch.value, is_new=patch.is_new, when=patch.when)
+        raise _unshown(model, place)
+    return replace(found, view=View(view.axes, tuple((axis,) for axis in axes), {}))
 
 
 def _value(model: Captured, place: Place, found: Located, value: Any) -> Any:
@@ -593,21 +705,27 @@ def _fixed(place: Place, found: Located, value: Tensor) -> Tensor:
     return value
 
 
-def hooks_for(model: Captured, patches: Sequence[StepPatch]) -> dict[str, Hook]:
-    """Find the hooks at which the module shows the patched nodes: once, on the example; they are kept."""
-    known: dict[str, Hook] = vars(model).setdefault("_hooks", {})
-    wanted = [node for node in dict.fromkeys(patch.found.node for patch in patches) if node not in known]
+def hooks_for(model: Captured, places: Mapping[str, Place], *, is_read: bool = False) -> dict[str, Hook]:
+    """Find the hooks at which the module shows places, by node: once, on the example; they are kept.
+
+    What `is_read` only need not be where a change of it reaches all who read it.
+    """
+    known: dict[str, Hook] = vars(model).setdefault("_read_hooks" if is_read else "_hooks", {})
+    wanted = [node for node in places if node not in known]
     if wanted:
         example = model.signature.example
         inputs = model.signature.bind(example.args, example.kwargs)
         with torch.no_grad():
             values = stream(model.graph, run_sources(model.program, inputs), wanted)
-        found = HookedModule(model.module, model.program, model.signature).find(values, inputs)
+        module = HookedModule(model.module, model.program, model.signature)
+        found = module.find(values, inputs)
+        if is_read and (rest := {node: one for node, one in values.items() if node not in found}):
+            found |= module.find(rest, inputs, dict.fromkeys(rest, ()))
         known |= {node: hook for node, hook in found.items() if hook.way is not None}
-    for patch in patches:
-        if patch.found.node not in known:
-            raise _unshown(model, patch.place)
-    return {patch.found.node: known[patch.found.node] for patch in patches}
+    for node, place in places.items():
+        if node not in known:
+            raise _unshown(model, place)
+    return {node: known[node] for node in places}
 
 
 def _unshown(model: Captured, place: Place) -> PatchError:
