@@ -6,7 +6,7 @@ loaded = cw.load("tiny")
 tokenizer = loaded.tokenizer
 prompt = tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
 words = tokenizer.convert_ids_to_tokens(prompt.input_ids[0])
-mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = tokenizer.encode(" Mary John", add_special_tokens=False)
 second_john = len(words) - 1 - words[::-1].index("John")
 
 model = cw.capture(loaded)  # with its tokenizer: figures show words

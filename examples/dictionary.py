@@ -12,7 +12,7 @@ tokens = loaded.tokenizer(
     ],
     return_tensors="pt",
 ).input_ids
-mary, john = loaded.tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = loaded.tokenizer.encode(" Mary John", add_special_tokens=False)
 plain = cw.capture(loaded.module, input_ids=tokens[:1])
 
 # Any two functions are a dictionary. These are random; `cw.dictionary(folder)` reads a trained one.

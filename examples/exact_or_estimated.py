@@ -5,7 +5,7 @@ import conewise as cw
 loaded = cw.load("tiny")
 texts = [f"When Mary and John went to the store, {giver} gave a drink to" for giver in ("John", "Mary")]
 clean, corrupted = loaded.tokenizer(texts, return_tensors="pt").input_ids.split(1)
-mary, john = loaded.tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = loaded.tokenizer.encode(" Mary John", add_special_tokens=False)
 
 model = cw.capture(loaded.module, input_ids=clean)
 pair = {

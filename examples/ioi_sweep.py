@@ -9,7 +9,7 @@ loaded = cw.load("tiny")
 tokenizer = loaded.tokenizer
 clean = tokenizer("When Mary and John went to the store, John gave a drink to", return_tensors="pt")
 corrupted = tokenizer("When Mary and John went to the store, Mary gave a drink to", return_tensors="pt")
-mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = tokenizer.encode(" Mary John", add_special_tokens=False)
 
 model = cw.capture(loaded.module, input_ids=clean.input_ids)
 sweep = model.sweep(

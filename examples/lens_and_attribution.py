@@ -4,7 +4,7 @@ import conewise as cw
 
 model = cw.capture(cw.load("tiny"))
 run = model.run("When Mary and John went to the store, John gave a drink to")
-mary, john = model.tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = model.tokenizer.encode(" Mary John", add_special_tokens=False)
 
 lens = run.lens(tokens=[mary, john])
 for row, layer in enumerate(lens.rows):

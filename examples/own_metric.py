@@ -9,7 +9,7 @@ texts = [
     "When Mary and John went to the store, Mary gave a drink to",
 ]
 clean = tokenizer(texts, return_tensors="pt").input_ids
-answers = tokenizer.convert_tokens_to_ids(["Mary", "John"])
+answers = tokenizer.encode(" Mary John", add_special_tokens=False)
 
 
 def rank(outputs):

@@ -11,7 +11,7 @@ clean = tokenizer("When Mary and John went to the store, John gave a drink to", 
 corrupted = tokenizer(
     "When Mary and John went to the store, Mary gave a drink to", return_tensors="pt"
 ).input_ids
-mary, john = tokenizer.convert_tokens_to_ids(["Mary", "John"])
+mary, john = tokenizer.encode(" Mary John", add_special_tokens=False)
 
 model = cw.capture(loaded.module, input_ids=clean)
 sweep = model.sweep(

@@ -12,7 +12,7 @@ import torch
 
 from conewise.anatomy.components import Components
 from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
-from conewise.anatomy.places import Index, PlaceLike, Places, as_place
+from conewise.anatomy.places import Index, PlaceLike, Places
 from conewise.anatomy.selectors import Selector, SelectorLike
 from conewise.arguments import Positive, PositiveNumber, Samples, Seed, Share, checked, expect
 from conewise.attributing.attribution import attribute
@@ -32,14 +32,13 @@ from conewise.program.streamed_modules import with_streams
 from conewise.program.tensors import Tensor
 from conewise.runs.activations import Activations, activations
 from conewise.runs.captured import Captured
-from conewise.runs.dictionaries import Dictionary
 from conewise.runs.generate import Patches, Positions, Prompt, Written, generate
 from conewise.runs.inputs import is_text, token_rows, tokens_of
 from conewise.runs.interventions import Intervention
 from conewise.runs.learned import Learned
 from conewise.runs.reading import Reading
 from conewise.runs.run import Keep, Run, baseline
-from conewise.runs.splicing import SpliceStep, active, halves, splicing
+from conewise.runs.splicing import active, splice_step, splicing
 from conewise.runs.spreading import with_named
 from conewise.status import status_line
 from conewise.surgery.module import ProgramModule
@@ -356,6 +355,8 @@ class Model(Captured):
         decode: Callable[[Tensor], Tensor] | None = None,
         reads: PlaceLike | None = None,
         name: str = "sae",
+        also: Sequence[str] = (),
+        skips: bool | None = None,
     ) -> Model:
         """A model with a dictionary at a place: a sparse autoencoder, or a transcoder with `reads`.
 
@@ -365,23 +366,23 @@ class Model(Captured):
         bit for bit, which is checked on the example. A transcoder reads the value at `reads`, and writes at
         its place. `cw.dictionary(folder)` reads one from files.
 
+        With `skips`, `decode(latents, value)` gets the value that was read too: the skip connection of a
+        transcoder, which stays when latents are patched. A cross-layer transcoder is spliced layer by layer:
+        with `also`, the names of dictionaries in front, `decode(latents, *others)` gets their latents too,
+        `others` in the order of the names, and the value read behind them where it `skips`.
+
         The new model has the sites `sae.latents` (with the axis `latent`), `sae.reconstruction`, `sae.error`,
         `sae.output` and `sae.input`, and all those of this one: what was the value at the place is the
         output of the dictionary. This model, and its module, stay as they are.
         """
-        encode, decode = halves(dictionary, encode, decode)
-        if reads is None and isinstance(dictionary, Dictionary) and dictionary.reads:
-            reads = dictionary.reads
+        step = splice_step(place, dictionary, encode, decode, reads, name, also, skips)
         with (
             within_memory("splicing a dictionary into this model"),
             one_module(),
             status_line(f"splicing {name}") as doing,
         ):
             doing("exporting")
-            made = splicing(self, place, encode, decode, reads, name)
-            step = SpliceStep(
-                as_place(place), encode, decode, None if reads is None else as_place(reads), name
-            )
+            made = splicing(self, step)
             model = self._made_of(step, made, doing)
             doing("comparing")
             model.splices = MappingProxyType({**self.splices, name: made.checked(self, model)})

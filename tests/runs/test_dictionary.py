@@ -88,7 +88,9 @@ def test_latents_are_those_of_the_architecture(architecture: str, centred: bool,
     latents = read.encode(value)
     assert torch.allclose(latents, expected(architecture, value, centred=centred), atol=1e-5)
     assert torch.allclose(read.decode(latents), latents @ drawn()["W_dec"] + drawn()["b_dec"], atol=1e-5)
-    assert torch.equal(read(value), read.decode(latents))
+    assert torch.equal(read(value), read.decode(latents, value))
+    skipped = value @ drawn()["W_skip"].T if "skip" in architecture else torch.zeros(())
+    assert torch.allclose(read(value), read.decode(latents) + skipped, atol=1e-5)
     assert read.latents == LATENTS
     assert (read.reads if "transcoder" in architecture else read.place) == "here"
     assert architecture in repr(read)
@@ -149,8 +151,49 @@ def test_a_release_is_taken_from_the_cache_of_the_hub(
     assert torch.equal(found.W_enc, own.W_enc)
     with pytest.raises(DictionaryError, match="cannot be had from the hub or its cache"):
         cw.dictionary("nobody/saes", "layer_0")
-    with pytest.raises(DictionaryError, match="no repository of the hub"):
-        cw.dictionary("gpt2-small-res-jb", "blocks.8.hook_resid_pre")
+
+
+def test_a_release_has_the_name_that_sae_lens_has_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder on this machine, by the releases that are known here, or by SAE Lens's own table."""
+    own = cw.dictionary(written(_folder(tmp_path / "gemma-saes" / "blocks.1.hook_resid_post"), "standard"))
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(cw.dictionary("gemma-saes", "blocks.1.hook_resid_post").W_dec, own.W_dec)
+    asked: list[tuple[str, str]] = []
+
+    def download(repository: str, allow_patterns: list[str]) -> str:
+        asked.append((repository, allow_patterns[0]))
+        return str(_folder(tmp_path / "hub"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    written(_folder(tmp_path / "hub" / "blocks.8.hook_resid_pre"), "standard")
+    written(_folder(tmp_path / "hub" / "v5_32k_layer_3"), "standard")
+    written(_folder(tmp_path / "hub" / "at" / "12"), "standard")
+    cw.dictionary("gpt2-small-res-jb", "blocks.8.hook_resid_pre")
+    cw.dictionary("gpt2-small-resid-mid-v5-32k", "blocks.3.hook_resid_mid")
+    with pytest.raises(DictionaryError, match="no release that is known here: gpt2-small-res-jb, "):
+        cw.dictionary("mine", "blocks.8")
+    lens = _folder(tmp_path / "packages" / "sae_lens")
+    (lens / "__init__.py").write_text("")
+    table = "SAE_LOOKUP:\n  mine:\n    repo_id: me/mine\n    saes:\n    - id: blocks.8\n      path: at/12\n"
+    (lens / "pretrained_saes.yaml").write_text(table)
+    monkeypatch.syspath_prepend(lens.parent)
+    cw.dictionary("mine", "blocks.8")
+    assert asked == [
+        ("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre/*"),
+        ("jbloom/GPT2-Small-OAI-v5-32k-resid-mid-SAEs", "v5_32k_layer_3/*"),
+        ("me/mine", "at/12/*"),
+    ]
+    with pytest.raises(
+        DictionaryError, match=r"no dictionary 'blocks.9' in the release 'mine'; near it is blocks"
+    ):
+        cw.dictionary("mine", "blocks.9")
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def test_what_is_no_dictionary_is_refused(tmp_path: Path) -> None:

@@ -521,7 +521,7 @@ def test_reading_for_a_patch_reports_nothing() -> None:
             torch.zeros(2, 12, 15),
             r"the value for z\[layer=1, head=1\] has shape \(2, 12, 15\), torch.float32",
         ),
-        (torch.zeros(16), r"the place has shape \(2, 12, 16\), torch.float32, on cpu \(batch, pos, d_head\)"),
+        (torch.zeros(15), r"the place has shape \(2, 12, 16\), torch.float32, on cpu \(batch, pos, d_head\)"),
         (torch.zeros(1, 12, 16), "nothing is cast, moved or broadcast"),
         (torch.zeros(2, 12, 16, dtype=torch.float64), "has shape .* torch.float64"),
         (torch.zeros(2, 12, 16, device="meta"), "on meta; the place has"),
@@ -536,6 +536,22 @@ def test_a_value_that_does_not_fit_is_refused_when_it_is_given(value: Any, messa
         with pytest.raises(PatchError, match=message):
             world.patch(cw.site("z", layer=1, head=1), value)
         assert torch.equal(world.logits, base.logits)
+
+
+def test_a_vector_is_put_at_every_position_of_every_prompt() -> None:
+    _, base, _ = base_and_source()
+    place, drawn = cw.site("z", layer=1, head=1), torch.randn(12, 16)
+    for value in (drawn[0], drawn, torch.tensor(0.25)):
+        with base.fork() as world, base.fork() as other:
+            world.patch(place, value)
+            other.patch(place, value.expand(2, 12, 16).clone())
+            assert torch.equal(world.logits, other.logits)
+    vector = drawn[0].clone().requires_grad_()
+    with base.fork() as world:
+        world.patch(place, vector)
+        world.logits.sum().backward()
+    assert vector.grad is not None
+    assert vector.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("is_reached", [False, True])

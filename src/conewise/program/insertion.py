@@ -5,6 +5,10 @@
     missed = value − clean                      error = missed               (the site)
     output = value − ((clean − reconstruction) + (missed − error))
 
+`decode` may read more than latents: those of dictionaries in front, as a cross-layer transcoder does (as they
+were encoded where it makes `clean`, as they are where it makes the reconstruction), and the value that was
+read, along a skip connection.
+
 All that read the value reads the output. Unpatched, both differences are zero, so that the output is the
 value bit for bit. `clean` and `missed` do not depend on the latents that are patched: an error term that did
 would take back what the patch did.
@@ -44,6 +48,10 @@ class Nodes:
     name: str
     read: str
     value: str
+    also: tuple[str, ...] = ()
+    """The names of dictionaries in front whose latents `decode` reads too."""
+    skips: bool = False
+    """True if `decode` reads the value that was read too."""
 
     @property
     def latents(self) -> str:
@@ -74,11 +82,11 @@ def inserted(program: Program, nodes: Nodes, encode: Program, decode: Program, *
     into, value, root = Insertion(program, DictionaryError), nodes.value, ModuleCall(nodes.name)
     under = (*into.around(value), root)
 
-    def half(name: str, call: int, part: Program, given: str, made: Sequence[str] = ()) -> str:
-        """Add the records of `encode` or `decode`, applied to a value."""
+    def half(name: str, call: int, part: Program, given: Sequence[str], made: Sequence[str] = ()) -> str:
+        """Add the records of `encode` or `decode`, applied to values."""
         own = ModuleCall(f"{nodes.name}.{name}", call)
-        (found,) = into.put(part, [given], own.path, (*under, own), call=call, made=made, what=name)
-        into.ports.append(ModulePort(own, "Held", (given,), (found,)))
+        (found,) = into.put(part, given, own.path, (*under, own), call=call, made=made, what=name)
+        into.ports.append(ModulePort(own, "Held", tuple(given), (found,)))
         return found
 
     def combined(name: str, target: Any, one: str, other: str) -> str:
@@ -91,12 +99,15 @@ def inserted(program: Program, nodes: Nodes, encode: Program, decode: Program, *
         into.aliased(name, of, (*under, call))
         into.ports.append(ModulePort(call, "Identity", (of,), (name,)))
 
-    encoded = half("encode", 0, encode, nodes.read)
+    others = [f"{name}.latents" for name in nodes.also]
+    clean_others = [program.record_of[name].inputs[0] for name in others]
+    skipped = [nodes.read] if nodes.skips else []
+    encoded = half("encode", 0, encode, [nodes.read])
     shown(nodes.latents, "latents", encoded)
-    clean = half("decode", 0, decode, encoded)
+    clean = half("decode", 0, decode, [encoded, *clean_others, *skipped])
     missed = combined(f"{nodes.name}/missed", _aten.sub.Tensor, value, clean)
     shown(nodes.error, "error", missed)
-    again = half("decode", 1, decode, nodes.latents, (nodes.reconstruction,))
+    again = half("decode", 1, decode, [nodes.latents, *others, *skipped], (nodes.reconstruction,))
     of_latents = combined(f"{nodes.name}/of_latents", _aten.sub.Tensor, clean, again)
     of_error = combined(f"{nodes.name}/of_error", _aten.sub.Tensor, missed, nodes.error)
     change = combined(f"{nodes.name}/change", _aten.add.Tensor, of_latents, of_error)

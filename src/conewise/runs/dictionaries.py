@@ -6,7 +6,9 @@ and that library is not needed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from conewise.arguments import checked
-from conewise.errors import DictionaryError, UnusedWeightsWarning, warn
+from conewise.errors import DictionaryError, UnusedWeightsWarning, nearest_names, warn
 from conewise.extras import needs
 from conewise.files import as_path, is_there, read_json
 from conewise.program.foreign import brief, translating
@@ -28,9 +30,9 @@ _ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "jumprelu": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
     "gated": ("W_enc", "b_gate", "b_mag", "r_mag", "W_dec", "b_dec"),
     "transcoder": ("W_enc", "b_enc", "W_dec", "b_dec"),
-    "skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec"),
+    "skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "W_skip"),
     "jumprelu_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
-    "jumprelu_skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"),
+    "jumprelu_skip_transcoder": ("W_enc", "b_enc", "W_dec", "b_dec", "threshold", "W_skip"),
 }
 """The weights of each architecture."""
 
@@ -39,8 +41,8 @@ class Dictionary(nn.Module):
     """A sparse autoencoder or a transcoder: `encode` makes latents of a value, `decode` a value of latents.
 
     `place` is the site that it was trained for, by the name that its file has for it; '' where it has none. A
-    transcoder reads `reads`, and its place is where it writes. What the skip connection of a transcoder adds
-    depends on no latent, and is left to the error term.
+    transcoder reads `reads`, and its place is where it writes. One with a skip connection, `skips`, decodes
+    latents and the value that was read.
     """
 
     W_enc: Tensor
@@ -50,6 +52,7 @@ class Dictionary(nn.Module):
     b_gate: Tensor
     b_mag: Tensor
     r_mag: Tensor
+    W_skip: Tensor
     threshold: Tensor
 
     def __init__(
@@ -84,16 +87,21 @@ class Dictionary(nn.Module):
             return strength.relu() * (strength > self.threshold).to(strength.dtype)
         return strength.relu()
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """The value [..., d] that latents [..., latent] stand for."""
+    @property
+    def skips(self) -> bool:
+        """True if there is a skip connection."""
+        return "W_skip" in self._parameters
+
+    def decode(self, latents: Tensor, read: Tensor | None = None) -> Tensor:
+        """The value [..., d] that latents [..., latent] stand for, and what is read adds by a skip."""
         if self.is_rescaled:
             latents = latents / self.W_dec.norm(dim=-1)
         made: Tensor = latents @ self.W_dec + self.b_dec
-        return made
+        return made if read is None or not self.skips else made + read @ self.W_skip.T
 
     def forward(self, value: Tensor) -> Tensor:
         """The reconstruction of a value."""
-        return self.decode(self.encode(value))
+        return self.decode(self.encode(value), value)
 
     def __repr__(self) -> str:
         where = f" from {self.reads}" if self.reads else ""
@@ -111,16 +119,18 @@ def dictionary(
     dtype: str | torch.dtype | None = None,
     device: Any = None,
 ) -> Dictionary:
-    """A dictionary from a folder as SAE Lens writes it: `cfg.json` and `sae_weights.safetensors`.
+    """A dictionary as SAE Lens writes it: a folder with `cfg.json` and `sae_weights.safetensors`.
 
-    With an `id`, the first is a repository of Hugging Face's hub, "owner/name", and the id the folder in it;
-    what the hub's cache on this machine holds is not downloaded again.
+    With an `id`, the first is a folder on this machine that holds a folder of that name, or a repository of
+    Hugging Face's hub, "owner/name", or the name that SAE Lens has for a release: "gpt2-small-res-jb". Some
+    releases are known here, all of them where SAE Lens is installed. What the hub's cache on this machine
+    holds is not downloaded again.
 
     Architectures: standard, topk, jumprelu, gated, and transcoders, with a skip connection or without.
     Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have that of its place.
     Raises DictionaryError where the folder holds something else, or what is not computed from a value alone.
     """
-    where = as_path(folder) if id is None else _from_hub(str(folder), id)
+    where = as_path(folder) if id is None else _folder_of(str(folder), id)
     settings = _settings(where)
     architecture = _architecture(where, settings)
     weights = _weights(where, architecture, _dtype(dtype), device)
@@ -142,17 +152,28 @@ def dictionary(
     return made.eval()
 
 
-def _from_hub(repository: str, name: str) -> Path:
-    """The folder of that name in a repository of the hub. Raises DictionaryError where it cannot be had."""
-    if repository.count("/") != 1:
-        raise DictionaryError(
-            f"{repository!r} is no repository of the hub, 'owner/name'. The page of a release says which one "
-            "it is; a folder on this machine needs no id."
-        )
+RELEASES: Mapping[str, tuple[str, str]] = {
+    "gpt2-small-res-jb": ("jbloom/GPT2-Small-SAEs-Reformatted", ""),
+    "gpt2-small-res-jb-feature-splitting": ("jbloom/GPT2-Small-Feature-Splitting-Experiment-Layer-8", ""),
+    "gpt2-small-resid-post-v5-128k": ("jbloom/GPT2-Small-OAI-v5-128k-resid-post-SAEs", "v5_128k_layer_"),
+    "gpt2-small-resid-mid-v5-32k": ("jbloom/GPT2-Small-OAI-v5-32k-resid-mid-SAEs", "v5_32k_layer_"),
+    "gpt2-small-resid-mid-v5-128k": ("jbloom/GPT2-Small-OAI-v5-128k-resid-mid-SAEs", "v5_128k_layer_"),
+}
+"""Releases that are in the layout of SAE Lens: their repositories, and how folders begin that end in a layer.
+
+Without a beginning, an id is the name of the folder.
+"""
+
+
+def _folder_of(release: str, name: str) -> Path:
+    """The folder of a release's dictionary. Raises DictionaryError where it cannot be had."""
+    name = name.strip("/")
+    if is_there(as_path(release) / name, Path.is_dir):
+        return as_path(release) / name
+    repository, folder = (release, name) if release.count("/") == 1 else _of_release(release, name)
     with needs("hf"):
         from huggingface_hub import snapshot_download  # noqa: PLC0415  # slow, and needed for the hub alone
 
-    folder = name.strip("/")
     try:
         found = Path(snapshot_download(repository, allow_patterns=[f"{folder}/*"]))
     except Exception as error:  # it raises whatever it likes
@@ -160,6 +181,37 @@ def _from_hub(repository: str, name: str) -> Path:
             f"{repository} cannot be had from the hub or its cache: {brief(error)}."
         ) from error
     return found / folder
+
+
+def _of_release(release: str, name: str) -> tuple[str, str]:
+    """The repository and the folder of a dictionary of a release, by a table: SAE Lens's, or the one here."""
+    if release in RELEASES:
+        repository, begins = RELEASES[release]
+        layer = re.match(r"blocks\.(\d+)\.", name)
+        return repository, f"{begins}{layer[1]}" if begins and layer else name
+    spec = find_spec("sae_lens")
+    tables = [
+        Path(where) / "pretrained_saes.yaml" for where in (spec and spec.submodule_search_locations) or ()
+    ]
+    for table in tables:
+        if is_there(table, Path.is_file):
+            import yaml  # noqa: PLC0415  # SAE Lens needs it itself
+
+            known = yaml.safe_load(table.read_text())
+            found = known.get("SAE_LOOKUP", known).get(release)
+            paths = {one["id"]: one["path"] for one in (found or {}).get("saes", ())}
+            if found is not None and name in paths:
+                return found["repo_id"], paths[name]
+            if found is not None:
+                near = ", ".join(nearest_names(name, list(paths)) or list(paths)[:3])
+                raise DictionaryError(
+                    f"no dictionary {name!r} in the release {release!r}; near it is {near}."
+                )
+    raise DictionaryError(
+        f"{release!r} is no folder with {name!r} in it, no repository of the hub, 'owner/name', "
+        f"and no release that is known here: {', '.join(RELEASES)}. The page of a release says which "
+        "repository it is; a folder on this machine needs no id."
+    )
 
 
 _SINGLE = frozenset(
@@ -271,8 +323,7 @@ def _weights(folder: Path, architecture: str, dtype: torch.dtype | None, device:
                 f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(there)) or 'nothing'}."
             )
         found = {name: file.get_tensor(own).to(device=device, dtype=dtype) for name, own in stored.items()}
-    by_error_term = {"W_skip"} if "skip" in architecture else set()
-    if unused := sorted(there - set(stored.values()) - by_error_term):
+    if unused := sorted(there - set(stored.values())):
         warn(
             f"{path} holds {', '.join(unused)[:200]}, which the architecture {architecture!r} does not have: "
             f"left out. Look whether {CONFIG} names the architecture that the weights were saved from.",
@@ -295,7 +346,7 @@ def _expect_shapes(
     """Raise DictionaryError where weights do not fit together, or are no numbers."""
     width, count = weights["W_enc"].shape if weights["W_enc"].ndim == 2 else (0, 0)
     out = weights["W_dec"].shape[-1] if weights["W_dec"].ndim == 2 else 0
-    shapes = {"W_enc": (width, count), "W_dec": (count, out), "b_dec": (out,)}
+    shapes = {"W_enc": (width, count), "W_dec": (count, out), "b_dec": (out,), "W_skip": (out, width)}
     for name, weight in weights.items():
         wanted = shapes.get(name, (count,))
         if tuple(weight.shape) != wanted or not width or not out:

@@ -56,7 +56,7 @@ class Narrow:
         """Return what the product reads: its rows, and the rows of its weight."""
         rows, *weights = inputs
         if self.tail is not None:
-            rows = self.tail(record.inputs[0], rows)
+            rows = self.tail(record.inputs[0], rows).contiguous()  # rows that lie together are one product
         if self.tokens:
             index = torch.tensor(self.tokens, device=weights[0].device)
             weights = [weight.index_select(0, index) for weight in weights]

@@ -281,7 +281,7 @@ def _tokens(token: Token, what: str) -> list[int]:
     if found is None or found.is_meta or found.layout is not torch.strided or not _is_whole(found):
         raise MetricError(
             f"{what}: a token is its number in the vocabulary, and {describe(token)} is none. Look it up "
-            "with `tokenizer.convert_tokens_to_ids(...)`."
+            'with `tokenizer.encode(" Mary", add_special_tokens=False)`.'
         )
     numbers: list[int] = found.reshape(-1).tolist()
     return numbers

@@ -193,10 +193,11 @@ class RunWorld(Reading):
     ) -> None:
         """Replace (a part of) a site's value; at the path of a module, what each of its calls returns.
 
-        `value`: another run, whose value at the same place is taken; a tensor of exactly the
-        part's shape, dtype and device; "zero"; "mean" (the site's mean over batch and positions that are
-        no padding, before this world's patches); an intervention such as `cw.add(vector, 2.0)`; or a
-        function from what the part would have been to what it shall be, which may be an `nn.Module`.
+        `value`: another run, whose value at the same place is taken; a tensor of the part's dtype and device,
+        and of its shape or its last axes ([d] is put at every position of every prompt); "zero"; "mean" (the
+        site's mean over batch and positions that are no padding, before this world's patches); an
+        intervention such as `cw.add(vector, 2.0)`; or a function from what the part would have been to what
+        it shall be, which may be an `nn.Module`.
         """
         edits = dict(self._edits)
         places = list(place) if isinstance(place, Places) else [as_place(place)]
@@ -206,7 +207,10 @@ class RunWorld(Reading):
             part = self._part(one, found, value, whole)
             parameters = trained_by(part if isinstance(value, Intervening) else value, self.model.module)
             if isinstance(part, Tensor):
-                found.expect(part, found.read(whole, self._sizes), one)
+                present = found.read(whole, self._sizes)
+                if part.shape != present.shape and part.shape == present.shape[present.ndim - part.ndim :]:
+                    part = part.expand(present.shape)  # a vector [d]: the same for all axes in front
+                found.expect(part, present, one)
             edit = Edit(one, found, part, parameters)
             edits[edit.node] = [*edits.get(edit.node, ()), edit]
         self._change(edits)

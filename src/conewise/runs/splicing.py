@@ -27,6 +27,7 @@ from conewise.program.sizes import Size
 from conewise.program.tensors import largest_difference
 from conewise.program.walk import output_names, run_sources, stream
 from conewise.runs.captured import Captured, Made
+from conewise.runs.dictionaries import Dictionary
 from conewise.runs.reading import Reading
 
 
@@ -51,11 +52,11 @@ def active(
     return tuple(found if top is None else found[:top])
 
 
-Function = Callable[[Tensor], Tensor]
+Function = Callable[..., Tensor]
 
 
 class Held(nn.Module):
-    """A function of one tensor as a module. It holds the modules that the function reads."""
+    """A function of tensors as a module. It holds the modules that the function reads."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -64,9 +65,9 @@ class Held(nn.Module):
             for number, module in enumerate(_modules_of(function)):
                 self.add_module(f"of{number or ''}", module)
 
-    def forward(self, value: Tensor) -> Tensor:
+    def forward(self, *values: Tensor) -> Tensor:
         """The function's value."""
-        return self.function(value)
+        return self.function(*values)
 
 
 def _modules_of(function: object) -> Iterator[nn.Module]:
@@ -91,8 +92,15 @@ class Splice(nn.Module):
 
     acts_by_hook = True
 
-    def __init__(self, encode: Function, decode: Function) -> None:
+    def __init__(
+        self, encode: Function, decode: Function, also: tuple[str, ...] = (), *, skips: bool = False
+    ) -> None:
+        """`also` and `skips`: what `decode` reads beside latents; see `Model.splice`."""
         super().__init__()
+        self.also, self.skips = also, skips
+        self.others: tuple[Any, ...] = ()  # a tuple, so that they are not parts of this one
+        self.made: dict[int, tuple[Tensor, Tensor]] = {}
+        """The latents as encoded, and as they are, by the thread that runs the module."""
         self.encode, self.decode = Held(encode), Held(decode)
         self.latents, self.error = nn.Identity(), nn.Identity()
         self.read: dict[int, Tensor] = {}
@@ -100,10 +108,15 @@ class Splice(nn.Module):
 
     def forward(self, value: Tensor, read: Tensor | None = None) -> Tensor:
         """`value` with the dictionary in it; the latents are of `read`, where they are those of another."""
-        encoded = self.encode(value if read is None else read)
-        clean = self.decode(encoded)
+        given = value if read is None else read
+        thread, skipped = threading.get_ident(), [given] if self.skips else []
+        others = [one.made[thread] for one in self.others]
+        encoded = self.encode(given)
+        clean = self.decode(encoded, *(before for before, _ in others), *skipped)
         missed = value - clean
-        reconstruction = self.decode(self.latents(encoded))
+        latents = self.latents(encoded)
+        self.made[thread] = encoded, latents
+        reconstruction = self.decode(latents, *(now for _, now in others), *skipped)
         error = self.error(missed)
         made: Tensor = value - ((clean - reconstruction) + (missed - error))
         return made
@@ -148,6 +161,9 @@ def hold(
 ) -> nn.Module:
     """Let a module hold a splice, or another block of one value, as `name`, and have it act at a hook."""
     made.add_module(name, splice)
+    for one in made.modules():
+        if isinstance(one, Splice):
+            one.others = tuple(made.get_submodule(other) for other in one.also)
     kind = type(made)
     if kind.forward is nn.Sequential.forward:
         made.__class__ = type(kind.__name__, (kind,), {"forward": _forward_of_sequence})
@@ -195,6 +211,8 @@ class SpliceStep:
     decode: Function
     reads: Place | None = None
     name: str = "sae"
+    also: tuple[str, ...] = ()
+    skips: bool = False
 
     def __str__(self) -> str:
         return f"splice {self.name} at {self.place}"
@@ -206,7 +224,13 @@ class SpliceStep:
     def operated(self, model: Any) -> Any:
         """The model with the dictionary in it."""
         return model.splice(
-            self.place, encode=self.encode, decode=self.decode, reads=self.reads, name=self.name
+            self.place,
+            encode=self.encode,
+            decode=self.decode,
+            reads=self.reads,
+            name=self.name,
+            also=self.also,
+            skips=self.skips,
         )
 
 
@@ -249,21 +273,21 @@ class Splicing(Made):
         return replace(self.spliced, deviation=deviation, missed=missed)
 
 
-def splicing(
-    model: Captured, place: PlaceLike, encode: Function, decode: Function, reads: PlaceLike | None, name: str
-) -> Splicing:
+def splicing(model: Captured, step: SpliceStep) -> Splicing:
     """Prepare to splice a dictionary in at a place; see `Model.splice`. The model is left as it is."""
+    encode, decode, name, at = step.encode, step.decode, step.name, step.place
+    source = at if step.reads is None else step.reads
     model.expect_program("splice a dictionary in")
     model.weights.expect_captured()  # it goes into a copy of the module as it is now
-    at = as_place(place)
-    source = at if reads is None else as_place(reads)
     written, read = _found(model, at), _found(model, source)
-    nodes = Nodes(_free_name(model, name), read.node, written.node)
+    nodes = Nodes(_free_name(model, name), read.node, written.node, step.also, step.skips)
     _expect_no_cycle(model, nodes, at, source)
     read_value, value = (_example(model.program, node) for node in (nodes.read, nodes.value))
     latents = _latents(encode, read_value, source)
-    _expect_value(_applied("decode", decode, latents), latents, value, at)
-    encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, latents)
+    others = [_example(model.program, f"{one}.latents") for one in _in_front(model, nodes, at)]
+    given = [latents, *others, *([read_value] if step.skips else [])]
+    _expect_value(_applied("decode", decode, *given), latents, value, at)
+    encoding, decoding = _half("encode", encode, read_value), _half("decode", decode, *given)
     # What is read is only read: whether others read it elsewhere does not matter.
     write_at, read_at = hook_at(model, nodes.value), None
     if nodes.read != nodes.value:
@@ -276,13 +300,17 @@ def splicing(
 
     def again() -> Program:
         model.weights.expect_captured()
-        return program_of(_half("encode", encode, read_value), _half("decode", decode, latents))
+        return program_of(_half("encode", encode, read_value), _half("decode", decode, *given))
 
     program = program_of(encoding, decoding)
     try:
         # Without a hook to write at, no module shows the place: the splice is held, and does nothing.
         module = hold(
-            sharing(model.module), name, Splice(encode, decode), write_at if is_hooked else None, read_at
+            sharing(model.module),
+            name,
+            Splice(encode, decode, step.also, skips=step.skips),
+            write_at if is_hooked else None,
+            read_at,
         )
     except Exception as error:  # a module copies itself as it likes
         raise DictionaryError(
@@ -300,6 +328,25 @@ def splicing(
         nodes=nodes,
         spliced=Spliced(name, at, source, latents.shape[-1], 0.0, 0.0, unhooked),
     )
+
+
+def splice_step(
+    place: PlaceLike,
+    dictionary: Any,
+    encode: Function | None,
+    decode: Function | None,
+    reads: PlaceLike | None,
+    name: str,
+    also: Sequence[str] = (),
+    skips: bool | None = None,
+) -> SpliceStep:
+    """The step that `Model.splice` and `Surgery.splice` are asked for."""
+    encode, decode = halves(dictionary, encode, decode)
+    if reads is None and isinstance(dictionary, Dictionary) and dictionary.reads:
+        reads = dictionary.reads
+    read = None if reads is None else as_place(reads)
+    does_skip = getattr(dictionary, "skips", False) is True if skips is None else skips
+    return SpliceStep(as_place(place), encode, decode, read, name, tuple(also), does_skip)
 
 
 def halves(dictionary: Any, encode: Function | None, decode: Function | None) -> tuple[Function, Function]:
@@ -398,14 +445,33 @@ def _size(size: Size, dim: int) -> int:
     return size if isinstance(size, int) else _SIZES[min(dim, len(_SIZES) - 1)]
 
 
-def _applied(half: str, function: Any, example: Tensor) -> Tensor:
-    """Call `encode` or `decode` with an example. Raises DictionaryError where that returns not one tensor."""
+def _in_front(model: Captured, nodes: Nodes, place: Place) -> tuple[str, ...]:
+    """The names of `also`. Raises DictionaryError for one that is not there, or not in front of the place."""
+    graph = model.graph
+    for name in nodes.also:
+        if name not in model.splices:
+            known = ", ".join(model.splices) or "none"
+            raise DictionaryError(f"also={name!r} is no dictionary of {model.name}; there is {known}.")
+        if graph.number(f"{name}.latents") in graph.table.cone([graph.number(nodes.value)]):
+            raise DictionaryError(
+                f"the latents of {name!r} depend on {place}, which is to be written with them: a cross-layer "
+                "transcoder writes where it reads, and in later layers."
+            )
+    return nodes.also
+
+
+def _applied(half: str, function: Any, *examples: Tensor) -> Tensor:
+    """Call `encode` or `decode` with examples. Raises DictionaryError where that returns not one tensor."""
     if not callable(function):
         raise DictionaryError(f"{half} is a function of a tensor, or a module, not {describe(function)}.")
-    shown = f"{half}, given a tensor of shape {tuple(example.shape)}, {example.dtype}, on {example.device},"
+    example = examples[0]
+    more = f" and {len(examples) - 1} more" if len(examples) > 1 else ""
+    shown = (
+        f"{half}, given a tensor of shape {tuple(example.shape)}, {example.dtype}, on {example.device},{more}"
+    )
     try:
         with torch.no_grad():
-            found = function(example.clone())
+            found = function(*(one.clone() for one in examples))
     except Exception as error:  # it raises whatever it likes
         raise DictionaryError(f"{shown} raises {brief(error)}.") from error
     if not isinstance(found, Tensor):
@@ -440,10 +506,10 @@ def _expect_value(decoded: Tensor, latents: Tensor, value: Tensor, place: Place)
         )
 
 
-def _half(half: str, function: Function, example: Tensor) -> Exported:
+def _half(half: str, function: Function, *examples: Tensor) -> Exported:
     """`encode` or `decode`, captured."""
     try:
-        exported = export(Held(function), (example,))
+        exported = export(Held(function), examples)
     except ConewiseError as error:
         raise DictionaryError(f"{half} cannot be captured: {error}") from error
     program = exported.program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from conewise.anatomy.places import PlaceLike, Places, as_place
 from conewise.arguments import checked
 from conewise.errors import SurgeryError
 from conewise.model import Model
-from conewise.runs.splicing import SpliceStep, halves
+from conewise.runs.splicing import SpliceStep, splice_step
 from conewise.surgery.files import read, write
 from conewise.surgery.plan import SurgeryPlan, plan
 from conewise.surgery.steps import Compact, Graft, Prune, Redefine, Step, Weight
@@ -85,11 +85,11 @@ class Surgery:
         decode: Callable[..., Any] | None = None,
         reads: PlaceLike | None = None,
         name: str = "sae",
+        also: Sequence[str] = (),
+        skips: bool | None = None,
     ) -> Surgery:
         """Put a dictionary at a place; see `Model.splice`."""
-        encode, decode = halves(dictionary, encode, decode)
-        read = None if reads is None else as_place(reads)
-        return self._with(SpliceStep(as_place(place), encode, decode, read, name))
+        return self._with(splice_step(place, dictionary, encode, decode, reads, name, also, skips))
 
     def compact(self) -> Surgery:
         """Remove the rows and columns of weights that serve nothing but what was pruned to zero.
