@@ -72,8 +72,9 @@ def to_host(module: Any) -> Any:
     held: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for name, weight in [(n, w) for n, w in part._parameters.items() if w is not None]:
-            host = held.setdefault(weight.data_ptr(), weight.detach().cpu())
-            part._parameters[name] = nn.Parameter(host, requires_grad=False)
+            if weight.data_ptr() not in held:
+                held[weight.data_ptr()] = weight.detach().cpu()
+            part._parameters[name] = nn.Parameter(held[weight.data_ptr()], requires_grad=False)
         for name, buffer in list(part._buffers.items()):
             part._buffers[name] = None if buffer is None else buffer.cpu()
     return module

@@ -117,6 +117,18 @@ def test_a_sweep_is_checked_by_the_module_whose_weights_stream(models: tuple[cw.
     assert _sweep(models[0], cw.sites("z", layer=":", head=0)).run().verify(n=2)
 
 
+def test_the_reference_of_a_streamed_model_streams_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cw.load(folder, weights="stream", dtype="bfloat16")
+    result = _sweep(model, cw.sites("z", layer=":", head=":")).run()
+    whole = 4 * sum(one.numel() for one in model.module.parameters())
+    monkeypatch.setattr("conewise.checks.verify.memory_free", lambda _: whole * 2 // 3)
+
+    check = result.verify(n=4)
+
+    assert check.reference == "float32"
+    assert check.passed
+
+
 def test_gradients_ask_for_the_weights_again_on_the_way_back(models: tuple[cw.Model, cw.Model]) -> None:
     generator = torch.Generator().manual_seed(1)
     base, source = ({"input_ids": torch.randint(0, 64, (1, 6), generator=generator)} for _ in range(2))

@@ -17,6 +17,7 @@ from conewise.errors import InputMismatchError
 from conewise.jobs.digests import memory_free
 from conewise.program.calls import Call
 from conewise.program.export import Sampler, module_leaves, tensor_leaves
+from conewise.program.streaming import Streamed, streamed_parameter, streams_of
 from conewise.program.tensors import (
     Tensor,
     is_half,
@@ -89,9 +90,10 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
     if dtype is None:
         raise NoReferenceError(f"there is no precision above {str(own).removeprefix('torch.')}")
     tensors = [*module.parameters(), *module.buffers()]
-    needed: dict[torch.device, int] = {}
+    streams = {one: one.lifted(dtype) for one in streams_of(tensors)}
+    needed = {one.device: one.ring.size for one in streams.values()}
     for one in tensors:
-        taken = one.numel() * max(one.itemsize, dtype.itemsize)
+        taken = 0 if isinstance(one, Streamed) else one.numel() * max(one.itemsize, dtype.itemsize)
         needed[one.device] = needed.get(one.device, 0) + taken
     if len(needed) > 1:
         device = None
@@ -99,13 +101,19 @@ def reference_of(module: nn.Module, own: torch.dtype) -> Reference:
             _with_room(taken, (there,), dtype)
     else:
         home = next(iter(needed), torch.device("cpu"))
-        device = _with_room(needed.get(home, 0), (home, torch.device("cpu")), dtype)
+        devices = (home,) if streams else (home, torch.device("cpu"))
+        device = _with_room(needed.get(home, 0), devices, dtype)
     try:
         with torch.no_grad():
             # What is in `memo` is taken for a copy that was made already.
-            memo: dict[int, Any] = {id(one): _copied(one, dtype, device) for one in tensors}
+            memo: dict[int, Any] = {
+                id(one): streamed_parameter(streams[one.stream], one.number)
+                if isinstance(one, Streamed)
+                else _copied(one, dtype, device)
+                for one in tensors
+            }
             made = copy.deepcopy(module, memo)
-            made = made if device is None else made.to(device)
+            made = made if device is None or streams else made.to(device)
     except Exception as error:  # a module copies itself as it likes
         raise NoReferenceError(f"the module cannot be copied ({type(error).__name__}: {error})") from error
     return Reference(made, own, dtype, device)

@@ -11,13 +11,15 @@ What is moved when is decided by `Ring`, which holds no tensor: a plan asks anot
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -332,6 +334,13 @@ class WeightStream:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+    def lifted(self, dtype: torch.dtype) -> WeightStream:
+        """The same weights in another precision, with a ring of its own for as many of them."""
+        made = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in self.weights]
+        size = Ring([one.nbytes for one in made], 1).sizes
+        share = max(map(operator.truediv, size, self.ring.sizes), default=1)
+        return WeightStream(made, self.device, math.ceil(share * self.ring.size))
 
     @property
     def moved(self) -> int:
