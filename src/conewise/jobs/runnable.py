@@ -78,8 +78,9 @@ class Runnable(ABC, Generic[R_co]):
         the bits; "full" reads every bit before and after, as jobs that are stored or sent to workers do.
         `own` are the options that this kind of job has besides; its own page says which.
         """
-        parameters = [*signature(Runnable.run).parameters, *signature(self._run).parameters]
-        options = [name for name in parameters if name not in {"self", "how", "own"}]
-        if unknown := [name for name in own if name not in options]:
-            raise ArgumentError(f"`run` has no option {unknown[0]!r} here; it has {', '.join(options)}.")
+        if own:
+            parameters = [*signature(Runnable.run).parameters, *signature(self._run).parameters]
+            options = [name for name in parameters if name not in {"self", "how", "own"}]
+            if unknown := [name for name in own if name not in options]:
+                raise ArgumentError(f"`run` has no option {unknown[0]!r} here; it has {', '.join(options)}.")
         return self._run(How(out, resume, as_bytes(max_memory), workers, progress, check_weights), **own)

@@ -422,7 +422,8 @@ def node_names(nodes: str | Iterable[str]) -> tuple[str, ...]:
 
 def reader(run: Values) -> Callable[[str], Any]:
     """Return what reads the values of a run by the graph's own names, each once; it warns of no patch."""
-    return functools.cache(run.value_at)
+    # Not by `value_at`: whoever reads so has the model's turn, and asking for it takes longer than reading.
+    return functools.cache(lambda node: run._values((node,))[0])
 
 
 # -- the parameters that a patch has: those that autograd would find gradients for -----------------

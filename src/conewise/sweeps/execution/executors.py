@@ -316,10 +316,12 @@ class WavefrontExecutor:
 
     def reader(self, batch: Batch) -> ReadValue:
         """Reads values of the base by the graph's own names."""
-        if not isinstance(batch.base, PassRun):
-            return reader(batch.base)
-        values, constants = batch.base.values, self._constants.value
         known = _Known(self.facts.program.source_values)
+        if not isinstance(batch.base, PassRun):
+            known.otherwise = reader(batch.base)
+            # Where nothing is patched, weights are the program's: a world takes longer to say so.
+            return known.otherwise if batch.base.edits else known.__getitem__
+        values, constants = batch.base.values, self._constants.value
         known.otherwise = lambda name: values[name] if name in values else constants(name)
         return known.__getitem__
 
