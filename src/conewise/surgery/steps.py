@@ -22,15 +22,24 @@ from conewise.program.foreign import brief
 from conewise.program.insertion import Insertion, reading
 from conewise.program.lowering import live
 from conewise.program.records import ModuleCall, ModulePort, Program, Record, Ref, SizeRef, Source
-from conewise.program.sizes import Size, is_equal
+from conewise.program.sizes import is_equal
 from conewise.program.walk import bitwise_same, output_names
 from conewise.runs.captured import Captured, Made
 from conewise.runs.interventions import mean
 from conewise.runs.run import baseline
 from conewise.runs.splicing import example_values, hold, hook_at, sharing
 from conewise.status import status_line
-from conewise.surgery.module import run_as_records, runs_records
-from conewise.surgery.parts import Example, Grafted, Operated, Pruned, as_block, captured, device_of
+from conewise.surgery.module import (
+    Example,
+    Grafted,
+    Operated,
+    Pruned,
+    as_block,
+    captured,
+    device_of,
+    run_as_records,
+    runs_records,
+)
 from conewise.threads import one_module
 
 _aten = torch.ops.aten
@@ -100,11 +109,8 @@ class _Operation:
         """The step's result. Where no module shows its place, the copy computes the records."""
         program = self.insertion.finish(self.renamed, is_hooked=self.is_hooked, without=self.without)
         inner = tuple(f"{path}." for path in self.replaced)
-        ports = tuple(
-            self._reread(program, port)
-            for port in program.ports
-            if not inner or not port.call.path.startswith(inner)
-        )
+        kept = (port for port in program.ports if not port.call.path.startswith(inner))
+        ports = tuple(self._reread(program, port) for port in kept)
         program = replace(program, module_name=_named(self.model, name), ports=ports)
         try:
             module = sharing(self.model.module)
@@ -115,17 +121,15 @@ class _Operation:
             ) from error
         if not self.is_hooked or runs_records(self.model.module):
             module = run_as_records(module, program, self.model.signature)
-        there = program.record_of
-        renamed = {old: self._final(new) for old, new in self.renamed.items()}
-        own = [site for site in self.own if site.node in there or site.node in program.shapes]
-        return Made(
-            module,
-            program,
-            lambda made: self.model.site_table.operated(made, renamed, own, why, self.replaced),
-            again,
-            self.reasons,
-            self.at,
-        )
+        renamed = self.renamed
+        while any(new in renamed for new in renamed.values()):
+            renamed = {old: renamed.get(new, new) for old, new in renamed.items()}
+        own = [site for site in self.own if site.node in program.record_of or site.node in program.shapes]
+
+        def sites_of(made: Program) -> SiteTable:
+            return self.model.site_table.operated(made, renamed, own, why, self.replaced)
+
+        return Made(module, program, sites_of, again, self.reasons, self.at)
 
     def _reread(self, program: Program, port: ModulePort) -> ModulePort:
         """A call of a module, with what it reads since a graft on an edge."""
@@ -138,18 +142,13 @@ class _Operation:
         names = (new if name == old else name for name in port.inputs if inside or name != old)
         return replace(port, inputs=tuple(names))
 
-    def _final(self, name: str) -> str:
-        while name in self.renamed:
-            name = self.renamed[name]
-        return name
-
 
 def _named(model: Captured, name: str) -> str:
-    return (
-        model.name
-        if name in model.name.split(" with ")[-1].split(", ")
-        else (f"{model.name}{', ' if ' with ' in model.name else ' with '}{name}")
-    )
+    """The name of the model with one more thing that was done to it."""
+    known = model.name.partition(" with ")[2].split(", ")
+    if name in (model.name, *known):
+        return model.name
+    return f"{model.name}{', ' if ' with ' in model.name else ' with '}{name}"
 
 
 def free_name(model: Captured, name: str, wanted: str) -> str:
@@ -229,10 +228,9 @@ class Prune(Step):
         given = source(Source("value", block.value, is_parameter=False))
         output = f"{name}.output"
         if mask is None:
-            sizes = [
-                1 if here == there else self._size(insertion, there)
-                for here, there in zip(value.shape, program.shapes[node] or (), strict=True)
-            ]
+            pairs = zip(value.shape, program.shapes[node] or (), strict=True)
+            repeats = [1 if here == there else there for here, there in pairs]
+            sizes = [n if isinstance(n, int) else SizeRef(insertion.sizes.index(n)) for n in repeats]
             insertion.note(insertion.like(node, output, _aten.repeat.default, (Ref(given), sizes), under))
         else:
             at = source(Source("mask", mask, is_parameter=False))
@@ -258,19 +256,14 @@ class Prune(Step):
                 continue
             other = terms[1] if terms[0] == node else terms[0]
             is_alike = program.shapes.get(other) == reader.shape and program.dtypes.get(other) == reader.dtype
-            if is_alike and not self._is_read_beside(program, other, reader, node):
+            # The term is no output, and nobody reads it but the sum and what makes the zero.
+            left = live((one for one in program.records if one.name != node), program.outputs)
+            is_read = Ref(other) in program.outputs or any(
+                other in one.inputs for one in left if one is not reader
+            )
+            if is_alike and not is_read:
                 operation.renamed[reader.name] = other
                 operation.without.add(reader.name)
-
-    @staticmethod
-    def _is_read_beside(program: Program, term: str, total: Record, node: str) -> bool:
-        """True if a term is an output, or is read by others than the sum and what makes the zero."""
-        left = live((one for one in program.records if one.name != node), program.outputs)
-        return Ref(term) in program.outputs or any(term in one.inputs for one in left if one is not total)
-
-    @staticmethod
-    def _size(insertion: Insertion, size: Size) -> int | SizeRef:
-        return size if isinstance(size, int) else SizeRef(insertion.sizes.index(size))
 
     def _pruned(self, model: Captured, found: Located) -> tuple[Tensor | None, Tensor]:
         """What is pruned, and what is put there, as far as it does not vary; no mask where it is all."""
@@ -288,9 +281,8 @@ class Prune(Step):
         for dim, size in enumerate(model.program.shapes[found.node] or ()):
             if not isinstance(size, int):
                 one = mask.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-                if not (
-                    torch.equal(one[0].expand_as(mask), mask) and torch.equal(one[1].expand_as(value), value)
-                ):
+                same = zip(one, (mask, value), strict=True)
+                if not all(torch.equal(first.expand_as(whole), whole) for first, whole in same):
                     raise SurgeryError(
                         f"{self.place} is a part of the positions or of the batch, and what is pruned is "
                         "gone for all of them. Patch it in a run instead: `world.patch(place, 'zero')`."
@@ -392,14 +384,12 @@ class Graft(Step):
         _expect_alike(insertion, output, node, f"the block at {self.at}")
         insertion.ports.append(ModulePort(call, "Grafted", (node,), (output,)))
         if readers is None:
-            operation.renamed[node] = output
-            operation.at = node
-        else:
-            for reader in readers:
-                record = operation.program.record_of[reader]
-                operation.without.add(reader)
-                insertion.note(reading(record, {node: output}))
-            operation.at, operation.reread = (node, tuple(readers)), (node, output)
+            operation.renamed[node], operation.at = output, node
+            return output
+        for reader in readers:
+            operation.without.add(reader)
+            insertion.note(reading(operation.program.record_of[reader], {node: output}))
+        operation.at, operation.reread = (node, tuple(readers)), (node, output)
         return output
 
 
@@ -452,9 +442,10 @@ def _expect_alike(insertion: Insertion, made: str, old: str, what: str) -> None:
     assert shape is not None
     own = record.shape
     if own is None or len(own) != len(shape) or not all(map(is_equal, own, shape)):
+        made_shape, read_shape = (f"[{', '.join(map(str, sizes))}]" for sizes in (own or (), shape))
         raise SurgeryError(
-            f"{what} makes shape {_sizes(own or ())}, and {_sizes(shape)} is read there. What is put in "
-            "has to fit what reads it."
+            f"{what} makes shape {made_shape}, and {read_shape} is read there. What is put in has to fit "
+            "what reads it."
         )
     before = insertion.program.dtypes[old], device_of(insertion.program, old)
     if (record.dtype, record.device) != before:
@@ -462,10 +453,6 @@ def _expect_alike(insertion: Insertion, made: str, old: str, what: str) -> None:
             f"{what} makes {record.dtype} on {record.device}, and {before[0]} on {before[1]} is read there. "
             "Nothing is cast or moved silently: let it return what is read."
         )
-
-
-def _sizes(shape: Sequence[Size]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 # -- redefine ----------------------------------------------------------------------------------
@@ -527,14 +514,8 @@ class Redefine(Step):
         if len(exported.program.outputs) != 1:
             raise SurgeryError(f"the new rule of {self.what} returns several tensors; one is read there.")
         insertion = operation.insertion
-        insertion.put(
-            exported.program,
-            given,
-            name,
-            (*record.modules, ModuleCall(name)),
-            made=[record.name],
-            root="held",
-        )
+        under = (*record.modules, ModuleCall(name))
+        insertion.put(exported.program, given, name, under, made=[record.name], root="held")
         _expect_alike(insertion, record.name, record.name, f"the new rule of {self.what}")
         operation.without.add(record.name)
         operation.reasons = (*operation.reasons, *exported.reasons)
