@@ -15,6 +15,8 @@ import conewise as cw
 from conewise.attributing.pieces import Method
 from conewise.attributing.work import Work
 from conewise.errors import SweepError
+from conewise.program.rehearsal import is_rehearsal
+from conewise.runs import run
 from conewise.runs.metric_words import logit_diff, prob
 from tests.circuits.edge_models import inputs_of, model_of, module_of, run_of
 from tests.runs.test_gradients import squares
@@ -58,7 +60,9 @@ def test_a_plan_says_what_a_run_counts(name: str, method: str, sites: Any, steps
     assert f"{plan.backwards:,} backward pass" in found.plan.why
     assert plan.backwards >= 2 * plan.forwards
     assert plan.cells == len(found.cells)
-    assert plan.peak_bytes == found.plan.peak_bytes
+    # The first run of a shape finds out how heads project, which takes memory of its own.
+    again = model.attribute(sites_of(model, sites), **asked).plan()
+    assert plan.peak_bytes >= again.peak_bytes == found.plan.peak_bytes
     assert method in str(plan)
 
 
@@ -66,11 +70,15 @@ def test_nothing_is_computed_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     model = model_of("gpt2", torch.float32)
     inputs: dict[str, Any] = {"base": inputs_of("gpt2", 1), "source": inputs_of("gpt2", 2)}
 
-    def computed(*_: Any, **__: Any) -> None:
-        raise AssertionError
+    def rehearsed(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def only(*given: Any, **named: Any) -> Any:
+            assert is_rehearsal()
+            return compute(*given, **named)
 
-    monkeypatch.setattr("conewise.runs.run.computed", computed)
-    monkeypatch.setattr(Work, "record", computed)
+        return only
+
+    monkeypatch.setattr("conewise.runs.run.computed", rehearsed(run.computed))
+    monkeypatch.setattr(Work, "record", rehearsed(Work.record))
     plan = model.attribute(model.edges(), **inputs, metric=cw.logit(3), method="eap-ig", steps=4).plan()
     assert (plan.forwards, plan.backwards, plan.batches, plan.pieces) == (4, 4, 1, 1)
     hybrid = model.attribute(HEADS, **inputs, metric=cw.logit(3), method="hybrid").plan()
@@ -186,7 +194,8 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     scores = Method.scores
 
     def counting(*given: Any) -> Tensor:
-        scored.append(1)
+        if not is_rehearsal():  # for what the pieces count that were computed before
+            scored.append(1)
         return scores(*given)
 
     monkeypatch.setattr(Method, "scores", counting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,31 +60,6 @@ AT_ONCE = 256
 """The most cells that are computed exactly at a time."""
 
 
-@dataclass
-class _Exact:
-    """The cells that were computed exactly: effects of the first metric, and values of all."""
-
-    approx: Approximation
-    max_memory: int | None = None
-    workers: Pool | None = None
-    effects: dict[int, float] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
-
-    def compute(self, numbers: Sequence[int]) -> None:
-        """One sweep over some cells."""
-        if not numbers:
-            return
-        assert self.approx.sweep is not None
-        sweep = self.approx.sweep.of_cells(numbers)
-        result = sweep.run(progress=False, max_memory=self.max_memory, workers=self.workers)
-        expect_whole(result)
-        self.results.append(result)
-        for at, number in enumerate(numbers):
-            self.effects[number] = float(result.table[0, at] - result.base[0])
-            self.values[number] = result.per_prompt[:, at]
-
-
 def hybrid(
     approx: Approximation,
     top: int,
@@ -98,29 +73,33 @@ def hybrid(
     Cells are computed in the order of their approximate effects, until the `top`-th largest exact effect
     exceeds the next approximate one by more than the sample's error reaches. By the first metric.
     """
-    effects = effects_of(approx, 0)
-    order, exact = largest(effects, len(effects)), _Exact(approx, max_memory, workers)
+    effects, sweep, per_prompt = effects_of(approx, 0), approx.sweep, approx.per_prompt.clone()
+    exact: dict[int, float] = {}
+    results: list[Result] = []
+    assert sweep is not None
+
+    def compute(numbers: Sequence[int]) -> None:
+        """One sweep over some cells: their effects by the first metric, and values of all."""
+        if numbers:
+            cells = sweep.of_cells(numbers)
+            results.append(cells.run(progress=False, max_memory=max_memory, workers=workers))
+            expect_whole(results[-1])
+            exact.update(zip(numbers, effects_of(results[-1], 0).tolist(), strict=True))
+            per_prompt[:, list(numbers)] = results[-1].per_prompt
+
     _, first = drawn(effects, 0, n, seed)
-    exact.compute(first)
-    error = SampleError.of([exact.effects[number] - float(effects[number]) for number in first])
+    compute(first)
+    error = SampleError.of([exact[number] - float(effects[number]) for number in first])
     margin, size = abs(error.bias) + error.reach, top
-    while rest := [number for number in order if number not in exact.effects]:
-        known = sorted(map(abs, exact.effects.values()), reverse=True)
+    order = largest(effects, len(effects))
+    while rest := [number for number in order if number not in exact]:
+        known = sorted(map(abs, exact.values()), reverse=True)
         if len(known) >= top and known[top - 1] >= abs(float(effects[rest[0]])) + margin:
             break
-        exact.compute(rest[:size])
+        compute(rest[:size])
         size = min(2 * size, AT_ONCE)
-    return _replaced(approx, exact, f"the {top} largest unless another is off by more than {margin:.3g}")
-
-
-def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation:
-    """The approximation with exact values in the place of those that were computed, and the cost of both."""
-    per_prompt = approx.per_prompt.clone()
-    for number, values in exact.values.items():
-        per_prompt[:, number] = values
-    names = tuple(approx.cells[number].name for number in sorted(exact.values))
-    method = f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, {known}"
-    plans = [one.plan for one in exact.results]
+    names = tuple(approx.cells[number].name for number in sorted(exact))
+    plans, origin = [one.plan for one in results], approx.origin
     plan = replace(
         approx.plan,
         node_evaluations=approx.plan.node_evaluations + sum(one.node_evaluations for one in plans),
@@ -129,20 +108,16 @@ def _replaced(approx: Approximation, exact: _Exact, known: str) -> Approximation
         peak_bytes=max([approx.plan.peak_bytes, *(one.peak_bytes for one in plans)]),
         why=f"{approx.plan.why}; {len(names):,} worlds exactly, in {len(plans)} sweeps",
     )
-    origin = approx.origin
+    own = {"method": "hybrid", "exact": list(names)}
     return replace(
         approx,
         plan=plan,
-        ledger=summed([approx.ledger, *(one.ledger for one in exact.results)]),
+        ledger=summed([approx.ledger, *(one.ledger for one in results)]),
         table=per_prompt.mean(-1),
         per_prompt=per_prompt,
-        origin=Lazy(
-            lambda: {
-                **origin,
-                "attribution": {**origin["attribution"], "method": "hybrid", "exact": list(names)},
-            }
-        ),
-        method=method,
+        origin=Lazy(lambda: {**origin, "attribution": {**origin["attribution"], **own}}),
+        method=f"hybrid of {approx.method}, {len(names):,} of {len(approx.cells):,} cells exact, the {top} "
+        f"largest unless another is off by more than {margin:.3g}",
         exact=names,
     )
 
@@ -326,8 +301,9 @@ class AttributionJob(Job[Approximation]):
         del cut
         piece, cells = self.asked.pieces[batch], range(self.cells)
         own = StoredCut(EVALUATOR, (self.cells,))
-        prompts = partial(self.asked.rows_in, piece)
-        return BatchPlan(own, self.max_memory, [cells], [piece.counts.flops], cells, prompts=prompts)
+        prompts, size = partial(self.asked.rows_in, piece), self.asked.inputs(piece).values()
+        cost = max((value.numel() for value in size), default=1)  # as against that of other pieces
+        return BatchPlan(own, self.max_memory, [cells], [cost], cells, prompts=prompts)
 
     def forget(self) -> None:
         """Forget the runs that were made of inputs."""
@@ -478,7 +454,7 @@ class PieceUnderWay:
         if share.chunks:
             rows.append((effects + base[:, None]).transpose(0, 1))
         else:  # it was computed before, and is resumed
-            own = piece.counts
+            own = asked.counts_of(piece)
             ledger.node_evaluations += own.node_evaluations
             ledger.launches += own.node_evaluations
             counts = Counts(own.forwards, own.backwards, 0, own.flops)

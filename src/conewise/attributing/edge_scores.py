@@ -17,7 +17,7 @@ import torch
 from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Cell
-from conewise.attributing.relevance import GradientInteractions, Relevance
+from conewise.attributing.relevance import Relevance
 from conewise.attributing.work import Work
 from conewise.circuits.replaced_parts import EdgeFacts
 from conewise.circuits.walks import HeadSlices, Walks, by_head, head_slices
@@ -402,31 +402,19 @@ class EdgeScores:
         return torch.stack(found)
 
 
-def eap(work: Work, table: EdgeTable) -> Tensor:
+def eap(work: Work, table: EdgeTable, steps: int = 1, *, rules: type[Relevance] | None = None) -> Tensor:
     """Edge attribution patching: [metric, cell, prompt].
 
-    (part of the source − part of the base) · the gradient in the base, by what the reader alone reads.
+    (part of the source − part of the base) · the gradient in the base, by what the reader alone reads; with
+    `rules`, what these pass back stands in its place. By those of relevance patching, edges into queries and
+    keys have none: attention's pattern is a constant.
     """
-    scores = EdgeScores(work, table)
+    del steps
+    scores = EdgeScores(work, table, work.relevance(rules))
     return scores.effects(scores.tables({}))
 
 
-def relp_edges(work: Work, table: EdgeTable) -> Tensor:
-    """Relevance patching of edges: as `eap`, with relevance in the place of gradients.
-
-    Edges into queries and keys have none: attention's pattern is a constant.
-    """
-    scores = EdgeScores(work, table, work.relevance())
-    return scores.effects(scores.tables({}))
-
-
-def gim_edges(work: Work, table: EdgeTable) -> Tensor:
-    """Gradient interaction modifications of edges (Edin et al. 2025): as `eap`, by the rules of GIM."""
-    scores = EdgeScores(work, table, work.relevance(GradientInteractions))
-    return scores.effects(scores.tables({}))
-
-
-def information_flow(work: Work, table: EdgeTable) -> Tensor:
+def information_flow(work: Work, table: EdgeTable, _: int = 1) -> Tensor:
     """Information-flow routes (Ferrando & Voita 2024): [metric, cell, prompt], the base alone is read.
 
     How near what a writer wrote is to the stream that a reader reads, max(0, |stream| − |stream − part|) in
@@ -448,28 +436,18 @@ def information_flow(work: Work, table: EdgeTable) -> Tensor:
     return EdgeScores(work, table).effects([(whole, False)] * len(work.metrics))
 
 
-def eap_inputs(work: Work, table: EdgeTable, steps: int) -> Tensor:
+def eap_inputs(work: Work, table: EdgeTable, steps: int, *, first: int = 0) -> Tensor:
     """EAP with integrated gradients along the inputs (Hanna et al. 2024): [metric, cell, prompt].
 
     The stream as it enters the first layer goes from the base's to the source's, base + k/steps · (source −
     base) for k = 0, ..., steps − 1, and all behind it is computed; the gradients of `eap` are averaged there.
-    With one step it is `eap`.
+    With one step it is `eap`. From `first` = 1 on, the source's end is among the points, and the base's is
+    not: so does the published code since February 2025.
     """
-    return _along_inputs(work, table, [step / steps for step in range(steps)])
-
-
-def eap_inputs_from_source(work: Work, table: EdgeTable, steps: int) -> Tensor:
-    """The same for k = 1, ..., steps: the source's end is among the points, and the base's is not.
-
-    It is what the published code does since February 2025.
-    """
-    return _along_inputs(work, table, [step / steps for step in range(1, steps + 1)])
-
-
-def _along_inputs(work: Work, table: EdgeTable, shares: Sequence[float]) -> Tensor:
     line, scores = lines(table, "eap-ig")[0], EdgeScores(work, table)
+    shares = (step / steps for step in range(first, first + steps))
     points = (scores.tables(_point(work, line.node, share, "eap-ig")) for share in shares)
-    return scores.effects(_sum(points)) / len(shares)
+    return scores.effects(_sum(points)) / steps
 
 
 def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:

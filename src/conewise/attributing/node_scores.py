@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -13,12 +12,12 @@ from conewise.anatomy.axes import resolved
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Cell
 from conewise.anatomy.sites import Located
-from conewise.attributing.relevance import GradientInteractions, Relevance
+from conewise.attributing.relevance import Relevance
 from conewise.attributing.work import Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.captured import Captured
-from conewise.runs.gradients import Recorded, located_places
+from conewise.runs.gradients import located_places
 from conewise.runs.values import new_part
 
 Site = tuple[str, int | None, str]
@@ -31,18 +30,13 @@ def site_of(place: Place) -> Site:
     return place.name, place.layer, place.stack
 
 
-def each_call(model: Captured, cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The cells with all that they patch: every call of a module that is called several times."""
-    if not model.site_table.has_repeated_calls:
-        return tuple(cells)
-    return tuple(replace(cell, places=model.each_call(cell.places)) for cell in cells)
-
-
 class PatchedSites:
     """The sites that some cells patch: a sweep has looked that each is a node of the graph."""
 
     def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
-        self.model, self.cells = model, each_call(model, cells)
+        self.model, self.cells = model, tuple(cells)
+        if model.site_table.has_repeated_calls:  # all calls of a module are patched
+            self.cells = tuple(replace(cell, places=model.each_call(cell.places)) for cell in cells)
         places = (place for cell in self.cells for place in cell.places)
         self.located = located_places(model, places)
         self.sites: dict[Site, Located] = {
@@ -66,16 +60,6 @@ class SiteEffects:
 
     def __init__(self, work: Work, sites: PatchedSites) -> None:
         self._work, self._patched, self._changes = work, sites, dict[Site, Tensor]()
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes by whose values is differentiated."""
-        return self._patched.nodes
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The cells, with all that they patch."""
-        return self._patched.cells
 
     def _part(self, place: Place) -> Tensor:
         """Return the change that the patch at one place makes, in its natural axes."""
@@ -103,7 +87,7 @@ class SiteEffects:
         """[cell, prompt] in float64, of gradients by node."""
         products: dict[Site, Tensor] = {}
         rows = []
-        chosen = self.cells if cells is None else tuple(cells)
+        chosen = self._patched.cells if cells is None else tuple(cells)
         with computing():
             sums = self._sums([place for cell in chosen for place in cell.places], gradients, products)
             for cell in chosen:
@@ -193,30 +177,16 @@ class SiteEffects:
         return found if "batch" in axes else found[None]
 
 
-def atp(work: Work, sites: PatchedSites) -> Tensor:
+def atp(work: Work, sites: PatchedSites, steps: int = 1, *, rules: type[Relevance] | None = None) -> Tensor:
     """Attribution patching: [metric, cell, prompt], (source − base) · gradient in the base.
 
-    One forward pass over what lies behind the sites, one backward pass for each metric.
+    One forward pass over what lies behind the sites, one backward pass for each metric. With `rules`, what
+    these pass back stands in the place of the gradient: relevance patching (Jafari et al. 2025), in which
+    queries and keys have none; gradient interaction modifications (Edin et al. 2025).
     """
-    return _one_pass(work, sites, None)
-
-
-def relp(work: Work, sites: PatchedSites) -> Tensor:
-    """Relevance patching (Jafari et al. 2025): as `atp`, with relevance in the place of gradients.
-
-    See `structure.relevance` for the rules. Queries and keys have none: attention's pattern is a constant.
-    """
-    return _one_pass(work, sites, work.relevance())
-
-
-def gim(work: Work, sites: PatchedSites) -> Tensor:
-    """Gradient interaction modifications (Edin et al. 2025): as `atp`, by the rules of GIM."""
-    return _one_pass(work, sites, work.relevance(GradientInteractions))
-
-
-def _one_pass(work: Work, sites: PatchedSites, relevance: Relevance | None) -> Tensor:
+    del steps
     effects, nodes = SiteEffects(work, sites), sites.nodes
-    values = work.record(nodes, relevance=relevance)
+    values = work.record(nodes, relevance=work.relevance(rules))
     rows = []
     for measured, is_last in work.measured(values):
         found = work.gradients(measured, [values[node] for node in nodes], is_last=is_last)
@@ -233,7 +203,7 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
     literature: for a patch of a part alone that is not the line of its own world. With one step it is `atp`.
     """
     patches = SiteEffects(work, sites)
-    for cell in patches.cells:
+    for cell in sites.cells:
         if len({site_of(place) for place in cell.places}) > 1:
             raise GradientError(
                 f"{cell.name} patches several sites together, and integrated gradients are along the line of "
@@ -241,12 +211,12 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
             )
     effects = torch.zeros(len(work.metrics), len(sites.cells), max(work.prompts, 1), dtype=torch.float64)
     numbers: dict[object, list[int]] = {}
-    for number, cell in enumerate(patches.cells):
+    for number, cell in enumerate(sites.cells):
         numbers.setdefault(site_of(cell.places[0]), []).append(number)
     for site, own in numbers.items():
         node, change = patches.in_node(site)  # type: ignore[arg-type]
         (base,) = work.base.demand([node])
-        some = [patches.cells[number] for number in own]
+        some = [sites.cells[number] for number in own]
         for step in range(steps):
             values = work.record([node], given={node: base + (step / steps) * change})
             for row, (measured, is_last) in enumerate(work.measured(values)):
@@ -263,25 +233,25 @@ TERMS = ("attn_out", "cross_attn_out", "mlp_out")
 """The kinds of sites that a layer adds to the stream."""
 
 
-def atp_star(work: Work, sites: PatchedSites) -> Tensor:
+def atp_star(work: Work, sites: PatchedSites, _: int = 1) -> Tensor:
     """[metric, cell, prompt]: the sign of the corrected first-order effect, the size of its dropped ones.
 
     With a gradient dropped at layer l, nothing that layer l adds to the stream passes it on. The size is the
     mean over layers of the absolute effects with the gradient dropped there; layers without which a cell has
     no way to the metric, its own above all, are left out. A model of one layer has no other to drop.
     """
-    star = _Star(work, StarCells(work.model, sites.cells))
-    values = work.record(star.nodes, keep=star.terms)
-    drop = _Drop(values, star.layers)
+    star = _Star(work, sites.cells)
+    values = work.record(star.nodes, keep=[term for terms in star.layers for term in terms])
     rows = []
     for measured, is_last in work.measured(values):
         wanted = [values[node] for node in star.nodes]
         signed = star.effects(work.gradients(measured, wanted, is_last=is_last and not star.layers))
         size = torch.zeros_like(signed)
-        with drop.hooked():
-            for layer in range(len(star.layers)):
-                drop.layer = layer
-                ends = is_last and layer == len(star.layers) - 1
+        for terms in star.layers:
+            with ExitStack() as hooks:
+                for term in (values[name] for name in terms if values[name].requires_grad):
+                    hooks.callback(term.register_hook(torch.zeros_like).remove)
+                ends = is_last and terms is star.layers[-1]
                 size += star.effects(work.gradients(measured, wanted, is_last=ends)).abs()
         left = star.left[:, None].expand_as(size)
         size = torch.where(left > 0, size / left.clamp(min=1), signed.abs())
@@ -290,20 +260,16 @@ def atp_star(work: Work, sites: PatchedSites) -> Tensor:
     return torch.stack(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Softmaxed:
-    """Places of one cell whose effect goes through one softmax, and what it makes of them: z."""
+class _Star:
+    """The effects of cells in one batch, those through a softmax by what this makes of them: z.
 
-    cell: int
-    z: Place
-    places: tuple[Place, ...]
+    `layers` are the terms that each layer adds to the stream, at which gradients are dropped; `left` says at
+    how many of them a cell has a way to the metric left.
+    """
 
-
-class StarCells:
-    """The cells by what of them goes through a softmax, and the layers at which gradients are dropped."""
-
-    def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
-        self.model, self.cells = model, each_call(model, cells)
+    def __init__(self, work: Work, cells: Sequence[Cell]) -> None:
+        self._work, self._count = work, len(cells)
+        model = work.model
         layers = [
             tuple(layer.nodes[kind] for kind in TERMS if kind in layer.nodes)
             for layer in model.site_table.model_layers
@@ -314,20 +280,27 @@ class StarCells:
                 "'atp*' drops gradients layer by layer, and no layers that add to a stream were found in "
                 "this model. Take method='atp'."
             )
-        self.terms = [term for terms in self.layers for term in terms]
-        self.softmaxed: list[Softmaxed] = []
-        plain = [self._through_softmax(number, cell) for number, cell in enumerate(self.cells)]
-        self.plain_numbers = [number for number, cell in enumerate(plain) if cell is not None]
-        self.plain = PatchedSites(model, [cell for cell in plain if cell is not None])
-        z_nodes = [model.locate(one.z).node for one in self.softmaxed]
-        self.nodes = tuple(dict.fromkeys([*self.plain.nodes, *z_nodes]))
+        self._changes: list[tuple[int, Located, Tensor]] = []
+        plain = {number: own for number, cell in enumerate(cells) if (own := self._plain_part(number, cell))}
+        self._plain_numbers = list(plain)
+        patched = PatchedSites(model, list(plain.values()))
+        self._plain = SiteEffects(work, patched)
+        z_nodes = [z.node for _, z, _ in self._changes]
+        self.nodes = tuple(dict.fromkeys([*patched.nodes, *z_nodes]))
+        needed = [
+            model.support(work.targets, terms) - set(model.graph.numbers(terms)) for terms in self.layers
+        ]
+        numbers = [model.graph.numbers([model.locate(one).node for one in cell.places]) for cell in cells]
+        self.left = torch.tensor(
+            [sum(not behind.isdisjoint(own) for behind in needed) for own in map(set, numbers)]
+        )
 
-    def _through_softmax(self, number: int, cell: Cell) -> Cell | None:
-        """Note a cell's queries and keys; the cell with its other places, if it has any."""
-        others = []
-        by_attention: dict[tuple[str, int | None, str], list[Place]] = {}
+    def _plain_part(self, number: int, cell: Cell) -> Cell | None:
+        """Compute what a cell's queries and keys change; the cell with its other places, if it has any."""
+        work, others = self._work, []
+        by_attention: dict[Site, list[Place]] = {}
         for place in cell.places:
-            site = self.model.locate(place).site
+            site = work.model.locate(place).site
             cross = "cross_" if site.kind.startswith("cross_") else ""
             if site.kind.removeprefix("cross_") in THROUGH_SOFTMAX:
                 by_attention.setdefault((f"{cross}z", site.layer, site.stack), []).append(place)
@@ -335,96 +308,29 @@ class StarCells:
                 others.append(place)
         for z, places in by_attention.items():
             try:
-                self.model.locate(Place(*z))
+                found = work.model.locate(Place(*z))
             except MissingSiteError as error:
                 raise GradientError(
                     f"{places[0]} goes through a softmax, whose result is not known here: {error}"
                 ) from error
-            self.softmaxed.append(Softmaxed(number, Place(*z), tuple(places)))
+            before = work.base.read(Place(*z))
+            with work.base.fork() as world, computing():
+                for place in places:
+                    world.patch(place, work.batch.part(place))
+                change = world.read(Place(*z)) - before
+                work.count(world.ledger.count("recomputed"))
+            self._changes.append((number, found, change))
         return Cell(tuple(others), cell.selector, cell.at) if others else None
-
-    def computed_for(self, one: Softmaxed) -> int:
-        """Return the number of nodes that are computed to know z where these places are patched."""
-        model = self.model
-        patched = frozenset(model.graph.numbers([model.locate(place).node for place in one.places]))
-        cone = model.graph.table.cone(patched) - patched
-        return len(cone & model.support((model.locate(one.z).node,), model.graph.names(patched)))
-
-
-class _Star:
-    """The effects of cells in one batch."""
-
-    def __init__(self, work: Work, cells: StarCells) -> None:
-        self._work, self._cells = work, cells
-        self.layers, self.terms, self.nodes = cells.layers, cells.terms, cells.nodes
-        self._support: dict[tuple[str, ...], frozenset[int]] = {}
-        self._changes = [(one.cell, one.z, self._change_of_z(one)) for one in cells.softmaxed]
-        self._plain = SiteEffects(work, cells.plain)
-        self._z = {str(one.z): work.model.locate(one.z) for one in cells.softmaxed}
-        self.left = torch.tensor([self._layers_left(cell) for cell in cells.cells])
-
-    def _change_of_z(self, one: Softmaxed) -> Tensor:
-        """Return the change of z when these places are patched, in natural axes."""
-        work = self._work
-        before = work.base.read(one.z)
-        with work.base.fork() as world, computing():
-            for place in one.places:
-                world.patch(place, work.batch.part(place))
-            change = world.read(one.z) - before
-            work.count(world.ledger.count("recomputed"))
-        return change
-
-    def _layers_left(self, cell: Cell) -> int:
-        """At how many layers a gradient can be dropped with a way to the metric left."""
-        model, count = self._work.model, 0
-        numbers = model.graph.numbers([model.locate(place).node for place in cell.places])
-        for terms in self.layers:
-            needed = self._needed(terms) - set(model.graph.numbers(terms))
-            count += any(number in needed for number in numbers)
-        return count
-
-    def _needed(self, terms: tuple[str, ...]) -> frozenset[int]:
-        if terms not in self._support:
-            self._support[terms] = self._work.model.support(self._work.targets, terms)
-        return self._support[terms]
 
     def effects(self, gradients: Sequence[Tensor]) -> Tensor:
         """[cell, prompt] in float64, of gradients by `nodes`."""
         by_node = dict(zip(self.nodes, gradients, strict=True))
-        found = torch.zeros(len(self._cells.cells), max(self._work.prompts, 1), dtype=torch.float64)
-        if self._cells.plain_numbers:
-            found[self._cells.plain_numbers] = self._plain.effects(by_node)
+        found = torch.zeros(self._count, max(self._work.prompts, 1), dtype=torch.float64)
+        if self._plain_numbers:
+            found[self._plain_numbers] = self._plain.effects(by_node)
         with computing():
-            for number, place, change in self._changes:
-                located = self._z[str(place)]
-                gradient = located.read(by_node[located.node], self._work.base._sizes)
-                over = [dim for dim, axis in enumerate(located.view.axes) if axis != "batch"]
+            for number, z, change in self._changes:
+                gradient = z.read(by_node[z.node], self._work.base._sizes)
+                over = [dim for dim, axis in enumerate(z.view.axes) if axis != "batch"]
                 found[number] += (change * gradient).double().sum(over).cpu()
         return found
-
-
-class _Drop:
-    """Keeps gradients from passing what one layer adds to the stream: `layer` says which."""
-
-    def __init__(self, values: Recorded, layers: Sequence[Sequence[str]]) -> None:
-        self.layer = -1
-        self._terms: Mapping[int, list[Tensor]] = {
-            number: [values[term] for term in terms if values[term].requires_grad]
-            for number, terms in enumerate(layers)
-        }
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """While it lasts, gradients are dropped."""
-        with ExitStack() as hooks:
-            for number, terms in self._terms.items():
-                for term in terms:
-                    handle = term.register_hook(self._dropping(number))  # type: ignore[no-untyped-call]
-                    hooks.callback(handle.remove)
-            yield
-
-    def _dropping(self, number: int) -> Any:
-        def hook(gradient: Tensor) -> Tensor | None:
-            return torch.zeros_like(gradient) if self.layer == number else None
-
-        return hook

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from conewise.anatomy.places import EdgePlace
@@ -15,16 +16,13 @@ from conewise.attributing.edge_scores import (
     eap,
     eap_activations,
     eap_inputs,
-    eap_inputs_from_source,
     edge_table,
-    gim_edges,
     information_flow,
     known_table,
-    lines,
-    relp_edges,
 )
-from conewise.attributing.node_scores import PatchedSites, StarCells, atp, atp_star, gim, integrated, relp
-from conewise.attributing.work import Work, flops_backward, flops_forward
+from conewise.attributing.node_scores import PatchedSites, atp, atp_star, integrated
+from conewise.attributing.relevance import GradientInteractions, Relevance
+from conewise.attributing.work import Work
 from conewise.errors import BudgetError, SweepError
 from conewise.jobs.store import Request
 from conewise.program.rehearsal import peak_of
@@ -117,25 +115,26 @@ class Method:
         return isinstance(cells[0].places[0], EdgePlace)
 
 
-def _plain(scores: Callable[[Work, Any], Tensor]) -> Scores:
-    return lambda work, cells, _: scores(work, cells)
-
-
 MOST_STEPS = 1_000_000
 """More steps than that would not end."""
 
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("atp", of_sites=_plain(atp), is_one_pass=True),
-        Method("atp*", of_sites=_plain(atp_star)),
+        Method("atp", of_sites=atp, is_one_pass=True),
+        Method("atp*", of_sites=atp_star),
         Method("ig", of_sites=integrated, default_steps=10),
-        Method("relp", of_sites=_plain(relp), of_edges=_plain(relp_edges), is_one_pass=True),
-        Method("eap", of_edges=_plain(eap), is_one_pass=True),
+        Method("relp", partial(atp, rules=Relevance), partial(eap, rules=Relevance), is_one_pass=True),
+        Method("eap", of_edges=eap, is_one_pass=True),
         Method("eap-ig", of_edges=eap_inputs, default_steps=5),
-        Method("eap-ig-source", of_edges=eap_inputs_from_source, default_steps=5),
-        Method("ifr", of_edges=_plain(information_flow)),
-        Method("gim", of_sites=_plain(gim), of_edges=_plain(gim_edges), is_one_pass=True),
+        Method("eap-ig-source", of_edges=partial(eap_inputs, first=1), default_steps=5),
+        Method("ifr", of_edges=information_flow),
+        Method(
+            "gim",
+            partial(atp, rules=GradientInteractions),
+            partial(eap, rules=GradientInteractions),
+            is_one_pass=True,
+        ),
         Method("eap-ig-activations", of_edges=eap_activations, default_steps=5),
     )
 }
@@ -166,19 +165,6 @@ def method_of(name: str) -> Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """A recorded forward, from `nodes` on with `given` ones replaced, and the backward passes through it.
-
-    `beside` are nodes that are computed beside passes.
-    """
-
-    nodes: tuple[str, ...]
-    backwards: int
-    given: tuple[str, ...] = ()
-    beside: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Counts:
     """The cost of some passes."""
 
@@ -188,12 +174,12 @@ class Counts:
     flops: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.forwards + other.forwards,
-            self.backwards + other.backwards,
-            self.node_evaluations + other.node_evaluations,
-            self.flops + other.flops,
-        )
+        return self.plus(other)
+
+    def plus(self, other: Counts, times: int = 1) -> Counts:
+        """Return these, and others so many times."""
+        pairs = zip(astuple(self)[:4], astuple(other)[:4], strict=True)
+        return Counts(*(one + times * more for one, more in pairs))
 
     def passes(self, joint: str = ", ") -> str:
         """Return how many passes there are, in words."""
@@ -209,8 +195,7 @@ class AttributionPlan(Counts):
     node once for each pass that computes it and once for each backward pass through it, as the ledger of the
     result does. `pieces` are how many times some prompts are computed together: as many as there are batches,
     more where `max_memory` cuts these into `prompts_at_once`. `peak_bytes` is the most that is held at once,
-    beside the model and the runs that were given: when it is first asked for, the passes are rehearsed over
-    tensors without numbers.
+    beside the model and the runs that were given.
     """
 
     method: str = ""
@@ -219,12 +204,7 @@ class AttributionPlan(Counts):
     pieces: int = 1
     prompts_at_once: int | None = None
     max_memory: int | None = None
-    _peak: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that is held at a time."""
-        return self._peak()
+    peak_bytes: int = 0
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan as lines of a table."""
@@ -256,8 +236,7 @@ class Piece:
     """Some prompts of one batch, `rows` of it; all of them where it is None."""
 
     number: int
-    rows: range | None
-    counts: Counts
+    rows: range | None = None
 
     def spec(self, sweep: Sweep) -> SweepSpec:
         """Return what is asked of these prompts."""
@@ -285,12 +264,12 @@ class Piece:
 
 
 ENOUGH = 3
-"""Steps along a line that a rehearsal takes: the later ones hold what the third does."""
+"""Steps along a line that a rehearsal takes: each of the later ones takes what the third does."""
 
-_PEAKS = "_attribution_peaks"
+_REHEARSED = "_attributions_rehearsed"
 
 KNOWN = 64
-"""The number of peaks that are kept with a model."""
+"""The number of rehearsals that are kept with a model."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +282,7 @@ class AttributionRequest:
     steps: int
     max_memory: int | None = None
     pieces: tuple[Piece, ...] = ()
+    _rehearsed: dict[Piece, tuple[int, Counts]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -329,16 +309,15 @@ class AttributionRequest:
     @property
     def plan(self) -> AttributionPlan:
         """The cost of it."""
-        total = sum((piece.counts for piece in self.pieces), Counts())
         return AttributionPlan(
-            **{one.name: getattr(total, one.name) for one in fields(total)},
+            **asdict(sum(map(self.counts_of, self.pieces), Counts())),
             method=self.described,
             cells=len(self.sweep.cells),
             batches=self.sweep.batches,
             pieces=len(self.pieces),
             prompts_at_once=self._prompts_at_once,
             max_memory=self.max_memory,
-            _peak=self.peak_bytes,
+            peak_bytes=self.peak_bytes(),
         )
 
     @property
@@ -379,7 +358,7 @@ class AttributionRequest:
         return tuple(found)
 
     def _cut_batch(self, number: int) -> list[Piece]:
-        whole, budget = self.piece(number, None), self.max_memory
+        whole, budget = Piece(number), self.max_memory
         if budget is None or (together := self.peak_of(whole)) <= budget:
             return [whole]
         prompts = len(self.rows_in(whole))
@@ -387,42 +366,37 @@ class AttributionRequest:
             what = f"batch {number} cannot be cut into fewer prompts ({reason}), and it"
             raise no_room(together, budget, what)
         at_once = max(1, min(prompts - 1, prompts * budget // together))
-        while (most := self.peak_of(self.piece(number, range(at_once)))) > budget and at_once > 1:
+        while (most := self.peak_of(Piece(number, range(at_once)))) > budget and at_once > 1:
             at_once = at_once * 3 // 4 or 1
         if most > budget:
             # Runs that are there already may take less than one prompt, whose run is computed anew.
             what = "one prompt alone" if most < together else f"batch {number}"
             raise no_room(min(most, together), budget, what)
         starts = range(0, prompts, at_once)
-        return [self.piece(number, range(first, min(first + at_once, prompts))) for first in starts]
-
-    def piece(self, number: int, rows: range | None) -> Piece:
-        """Return some prompts of a batch, with what they cost."""
-        inputs, metrics = self._inputs(number), self.sweep._batches.metrics(number)
-        if rows is not None:
-            inputs = rows_of(self.sweep.model, inputs, rows)
-        return Piece(number, rows, self._counts(metrics, inputs))
+        return [Piece(number, range(first, min(first + at_once, prompts))) for first in starts]
 
     def part_of(self, piece: Piece, rows: range) -> Piece:
         """Return some prompts of a piece. Raises SweepError where it cannot be cut."""
         if reason := self._obstacle(piece.number):
             raise SweepError(f"batch {piece.number} cannot be cut into fewer prompts: {reason}.")
-        return self.piece(piece.number, rows)
+        return Piece(piece.number, rows)
 
     def rows_in(self, piece: Piece) -> range:
         """Return the prompts of a piece, by their numbers in its batch."""
         if piece.rows is not None:
             return piece.rows
-        return range(facts_of(self.sweep.model).read.prompts(self._inputs(piece.number)))
+        return range(facts_of(self.sweep.model).read.prompts(self.inputs(piece)))
 
-    def _inputs(self, number: int) -> Mapping[str, Tensor]:
-        """The inputs of a batch's base. What makes its runs when asked is asked for them."""
-        base, _ = self.sweep._batches.given(number)
+    def inputs(self, piece: Piece) -> Mapping[str, Tensor]:
+        """Return the inputs of a piece's base. What makes its runs when asked is asked for them."""
+        model, (base, _) = self.sweep.model, self.sweep._batches.given(piece.number)
         if isinstance(base, Reading):
-            return base.inputs
-        if isinstance(base, Mapping):
-            return self.sweep.model.signature.bind((), base)
-        return self.sweep.batch(number).base.inputs
+            inputs = base.inputs
+        elif isinstance(base, Mapping):
+            inputs = model.signature.bind((), base)
+        else:
+            inputs = self.sweep.batch(piece.number).base.inputs
+        return inputs if piece.rows is None else rows_of(model, inputs, piece.rows)
 
     def _obstacle(self, number: int) -> str:
         """Return why a batch cannot be cut into fewer prompts; empty where it can."""
@@ -443,98 +417,59 @@ class AttributionRequest:
 
     # -- costs -------------------------------------------------------------------------------------
 
-    def _counts(self, metrics: tuple[Metric, ...], inputs: Mapping[str, Tensor]) -> Counts:
-        """Return what one batch takes but for memory; of `inputs` the shapes alone are looked at."""
-        model = self.sweep.model
-        facts = facts_of(model)
-        shape, targets = facts.shape(inputs), facts.targets(metrics)
-        total, known = Counts(), dict[Pass, Counts]()
-        for one in self._passes(len(metrics)):
-            if one not in known:
-                behind = [name for name in model.behind(one.nodes, targets) if name not in one.given]
-                flops = flops_forward(shape, behind) + one.backwards * flops_backward(shape, behind)
-                evaluations = (1 + one.backwards) * len(behind) + one.beside
-                known[one] = Counts(1, one.backwards, evaluations, flops)
-            total += known[one]
-        return total
-
-    def _passes(self, metrics: int) -> Iterator[Pass]:
-        """Yield every recorded pass."""
-        cells, name = self.cells, self.method.name
-        if isinstance(cells, EdgeTable):
-            yield from self._edge_passes(cells, metrics)
-        elif name == "atp*":
-            star = StarCells(cells.model, cells.cells)
-            beside = sum(map(star.computed_for, star.softmaxed))
-            yield Pass(star.nodes, metrics * (1 + len(star.layers)), beside=beside)
-        elif name == "ig":
-            for found in cells.sites.values():
-                for _ in range(self.steps):
-                    yield Pass((found.node,), metrics, (found.node,))
-        else:
-            yield Pass(cells.nodes, metrics)
-
-    def _edge_passes(self, table: EdgeTable, metrics: int) -> Iterator[Pass]:
-        name = self.method.name
-
-        def one(given: tuple[str, ...] = (), of: range | None = None) -> Pass:
-            entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
-            others = [slot for slot in table.others if slot.entry in entries]
-            beside = sum(
-                2 * slot.heads * table.facts[slot.entry].readers.count(slot.entry, (slot.slot,))
-                for slot in others
-            )
-            nodes = (*given, *entries, *(slot.node for slot in others))
-            return Pass(nodes, metrics, given, metrics * beside)
-
-        is_from_source, is_of_inputs = name == "eap-ig-source", name in {"eap-ig", "eap-ig-source"}
-        if name == "ifr":
-            return  # the base is read, and nothing is recorded
-        if not is_from_source:
-            yield one()
-        along = lines(table, name) if self.method.default_steps is not None else []
-        for line in along[:1] if is_of_inputs else along:
-            for _ in range(0 if is_from_source else 1, self.steps):
-                yield one((line.node,), None if is_of_inputs else line.writers)
-
     def full_counts(self, piece: Piece) -> tuple[int, int]:
         """Return the node evaluations and FLOPs of a full forward for each world of a piece."""
-        model, inputs = self.sweep.model, self._inputs(piece.number)
-        if piece.rows is not None:
-            inputs = rows_of(model, inputs, piece.rows)
+        model = self.sweep.model
         names = [record.name for record in model.program.records]
-        each = sum(map(facts_of(model).shape(inputs).costs.flops, names))
+        each = sum(map(facts_of(model).shape(self.inputs(piece)).costs.flops, names))
         return len(self.sweep.cells) * len(names), len(self.sweep.cells) * each
-
-    # -- memory ------------------------------------------------------------------------------------
 
     def peak_bytes(self) -> int:
         """Return the most that a piece holds at a time."""
         return max(map(self.peak_of, self.pieces))
 
     def peak_of(self, piece: Piece) -> int:
-        """Return the most that a piece holds at a time beside the model and the runs that were given.
+        """Return the most that a piece holds at a time beside the model and the runs that were given."""
+        return self._rehearse(piece)[0]
 
-        Its passes are rehearsed, once for inputs of one shape.
-        """
-        sweep, model, cells, method = self.sweep, self.sweep.model, self.cells, self.method
+    def counts_of(self, piece: Piece) -> Counts:
+        """Return the passes of a piece, and what they compute."""
+        return self._rehearse(piece)[1]
+
+    def _rehearse(self, piece: Piece) -> tuple[int, Counts]:
+        """Follow the passes of a piece over tensors without numbers, once for inputs of one shape."""
+        sweep, model = self.sweep, self.sweep.model
+        if piece in self._rehearsed:
+            return self._rehearsed[piece]
         key = self._alike(piece)
-        known: dict[Hashable, tuple[object, int]] = vars(model).setdefault(_PEAKS, {})
+        known: dict[Hashable, tuple[object, tuple[int, Counts]]] = vars(model).setdefault(_REHEARSED, {})
         if key in known and known[key][0] is sweep.cells:
             return known[key][1]
         batch = _untouched(model, piece.batch(sweep))
 
-        def compute() -> None:
-            own, spec = _untouched(model, batch), piece.spec(sweep)
-            with ExitStack() as trusting:
-                for run in own.runs:
-                    trusting.enter_context(run.trusted())
-                work = Work(own, spec, SweepLedger(), cells.reads, Sums(()), is_one_pass=method.is_one_pass)
-                method.scores(work, cells, min(self.steps, ENOUGH))
+        def rehearsed(steps: int) -> tuple[int, Counts]:
+            counts = Counts()
+
+            def compute() -> None:
+                nonlocal counts
+                own, spec = _untouched(model, batch), piece.spec(sweep)
+                with ExitStack() as trusting:
+                    for run in own.runs:
+                        trusting.enter_context(run.trusted())
+                    one_pass = self.method.is_one_pass
+                    work = Work(own, spec, SweepLedger(), self.cells.reads, Sums(()), is_one_pass=one_pass)
+                    self.method.scores(work, self.cells, steps)
+                counts = Counts(work.forwards, work.backwards, work.ledger.node_evaluations, work.flops)
+
+            peak = peak_of(compute)
+            return peak, counts
 
         # What is found out about the model, and kept with it, is found out before: it would count once only.
-        peak_of(compute)
-        found = peak_of(compute)
+        steps = min(self.steps, ENOUGH)
+        _, before = rehearsed(min(self.steps, ENOUGH - 1))
+        peak, counts = rehearsed(steps)
+        found = peak, counts.plus(counts, self.steps - steps).plus(before, steps - self.steps)
+        self._rehearsed[piece] = found
         if key is not None:
             if len(known) >= KNOWN:
                 known.clear()
@@ -542,7 +477,7 @@ class AttributionRequest:
         return found
 
     def _alike(self, piece: Piece) -> Hashable | None:
-        """All that the memory of a piece depends on, beside the cells; None where that is not known."""
+        """All that the cost of a piece depends on, beside the cells; None where that is not known."""
         sweep, cells = self.sweep, self.cells
         base, source = sweep._batches.given(piece.number)
         runs = [one for one in (base, source) if isinstance(one, Mapping)]
@@ -557,7 +492,7 @@ class AttributionRequest:
             for one in spec.metrics
         )
         rows = None if piece.rows is None else len(piece.rows)
-        taken = self.method.name, min(self.steps, ENOUGH), rows, len(spec.tokens), metrics, *shapes, *tails
+        taken = self.method.name, self.steps, rows, len(spec.tokens), metrics, *shapes, *tails
         is_known = len(cells.projections) if isinstance(cells, EdgeTable) else 0
         return id(sweep.cells), is_known, taken
 

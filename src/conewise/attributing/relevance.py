@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from conewise.anatomy.attention import Attention
-from conewise.anatomy.wiring import Wiring
+from conewise.anatomy.wiring import Wiring, reached
 from conewise.errors import GradientError
 from conewise.program.records import (
     ATTENTION,
@@ -162,14 +163,10 @@ class Relevance:
 
     def _is_affine(self, record: Record, own: Sequence[str]) -> bool:
         """Return True if an operation on single values is affine in what varies."""
-        if record.op in SCALINGS | {"divide"}:
-            named = [arg.name for arg in record.args if isinstance(arg, Ref)]
-            count = sum(name in own for name in named)
-            is_over = record.op in {"div", "divide"} and any(
-                isinstance(arg, Ref) and arg.name in own for arg in record.args[1:]
-            )
-            return count == 1 and not is_over
-        return record.op in _AFFINE
+        if record.op not in SCALINGS | {"divide"}:
+            return record.op in _AFFINE
+        varies = [isinstance(arg, Ref) and arg.name in own for arg in record.args]
+        return sum(varies) == 1 and (varies[0] or record.op not in {"div", "divide"})
 
     def _note_activation(self, end: str, root: str, members: set[str], affine: set[str]) -> None:
         """The function that ends there: it begins with the last value through which all ways lead."""
@@ -184,38 +181,34 @@ class Relevance:
 
     def _above(self, end: str, root: str, members: set[str], without: str = "") -> set[str]:
         """The members that lie before `end`, and the root where a way leads there, not past one."""
-        found, left = {end}, [end]
-        while left:
-            for name in self._varying(self._records[left.pop()]):
-                if name != without and name not in found and (name in members or name == root):
-                    found.add(name)
-                    if name != root:
-                        left.append(name)
-        return found
+
+        def onward(name: str) -> list[str]:
+            read = () if name == root else self._varying(self._records[name])
+            return [one for one in read if one != without and (one in members or one == root)]
+
+        return set(reached([end], onward))
 
     def _found_carrying(self) -> set[str]:
         """Return the values that depend on inputs by more than constants."""
         found = {leaf.name for leaf in self._program.inputs}
         for record in self._program.records:
-            entry = self.entries.get(record.name)
-            read = [entry] if entry is not None else self._varying(record)
-            if any(name in found for name in read):
+            if any(name in found for name in self._passed_to(record)):
                 found.add(record.name)
         return found
 
     def _found_live(self, targets: Collection[str]) -> set[str]:
         """The values that relevance of `targets` goes to."""
-        live, left = set(targets), list(targets)
-        while left:
-            record = self._records.get(left.pop())
-            if record is None:
-                continue
-            entry = self.entries.get(record.name)
-            for name in [entry] if entry is not None else self._varying(record):
-                if name not in live:
-                    live.add(name)
-                    left.append(name)
-        return live
+
+        def onward(name: str) -> list[str]:
+            record = self._records.get(name)
+            return [] if record is None else self._passed_to(record)
+
+        return set(reached(targets, onward))
+
+    def _passed_to(self, record: Record) -> list[str]:
+        """Return what relevance of a record's value goes to."""
+        entry = self.entries.get(record.name)
+        return self._varying(record) if entry is None else [entry]
 
     def _give(self, record: Record) -> None:
         """Find the rule of a record, or why it has none."""
@@ -286,15 +279,14 @@ class GradientInteractions(Relevance):
 def _factors(record: Record) -> set[str]:
     """Return the factors of a product, without what it adds."""
     args = record.args[1:3] if record.op in BIASED_PRODUCTS else record.args
-    return {leaf.name for leaf in _refs(args)}
+    return {leaf.name for leaf in tree_leaves(args) if isinstance(leaf, Ref)}
 
 
-def _refs(args: Any) -> Iterator[Ref]:
-    for arg in args:
-        if isinstance(arg, Ref):
-            yield arg
-        elif isinstance(arg, list | tuple):
-            yield from _refs(arg)
+def _arguments(record: Record, inputs: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what a record reads by the names of its operation's arguments."""
+    given = dict(zip(record.inputs, inputs, strict=True))
+    args = {**dict(zip(names, record.args, strict=False)), **record.kwargs}
+    return {name: given[one.name] if isinstance(one, Ref) else one for name, one in args.items()}
 
 
 # -- the rules -----------------------------------------------------------------------------------
@@ -329,27 +321,30 @@ def _multiple(compute: Callable[..., Any], inputs: Sequence[Any], entry: Any) ->
     return _carried(value, entry.to(value.dtype) * ratio)
 
 
+def _halved(value: Tensor) -> Tensor:
+    return _carried(value, 0.5 * value)
+
+
 def _half(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any:
     """A product of two values: each with half of it."""
-    value = compute(*inputs)
-    return _carried(value, 0.5 * value)
+    return _halved(compute(*inputs))
 
 
 def _norm(record: Record) -> Ruled:
     """A norm with its scale as a constant."""
+    names = ("bias", "eps") if record.op == "layer_norm" else ("eps",)
 
     def rule(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any:
         value = _plainly(compute, inputs)
-        given: Mapping[str, Any] = dict(zip(record.inputs, inputs, strict=True))
-        args = [given[arg.name] if isinstance(arg, Ref) else arg for arg in record.args]
-        x, weight = args[0], args[2] if len(args) > 2 else None
+        given = _arguments(record, inputs, ("x", "shape", "weight", *names))
+        x, weight, eps = given["x"], given.get("weight"), given.get("eps")
         if not x.requires_grad:
             return value
-        over = list(range(-len(args[1]), 0))
+        over = list(range(-len(given["shape"]), 0))
         if record.op == "layer_norm":
-            x, eps = x - x.mean(over, keepdim=True), args[4] if len(args) > 4 else 1e-5
-        else:
-            eps = args[3] if len(args) > 3 and args[3] is not None else torch.finfo(x.dtype).eps
+            x, eps = x - x.mean(over, keepdim=True), 1e-5 if eps is None else eps
+        elif eps is None:
+            eps = torch.finfo(x.dtype).eps
         scale = x.detach().square().mean(over, keepdim=True).add(eps).rsqrt()
         linear = x * scale if weight is None else x * scale * _constant(weight)
         return _carried(value, linear.to(value.dtype))
@@ -407,30 +402,20 @@ def _softened(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any
     return value if not scores.requires_grad else _carried(value, _softer(scores).to(value.dtype))
 
 
-def _halved(value: Tensor) -> Tensor:
-    return _carried(value, 0.5 * value)
-
-
 def _attention(record: Record) -> Ruled:
     """Fused attention: scores and the pattern's product with half each, the softmax by a softer one."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
     def rule(compute: Callable[..., Any], inputs: Sequence[Any], _: Any) -> Any:
-        value = _plainly(compute, inputs)
-        given: Mapping[str, Any] = dict(zip(record.inputs, inputs, strict=True))
-        args = [given[arg.name] if isinstance(arg, Ref) else arg for arg in record.args]
-        named = {
-            name: given[arg.name] if isinstance(arg, Ref) else arg for name, arg in record.kwargs.items()
-        }
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-        all_of_it = {**dict(zip(names, args, strict=False)), **named}
-        query, key, values = (all_of_it[name] for name in names[:3])
-        if all_of_it.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
+        value, given = _plainly(compute, inputs), _arguments(record, inputs, names)
+        query, key, values = (given[name] for name in names[:3])
+        if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
             times = query.shape[-3] // key.shape[-3]
             key, values = (one.repeat_interleave(times, -3) for one in (key, values))
-        scale = all_of_it.get("scale") or query.shape[-1] ** -0.5
+        scale = given.get("scale") or query.shape[-1] ** -0.5
         scores = _halved(query @ key.transpose(-1, -2)) * scale
-        mask = all_of_it.get("attn_mask")
-        if all_of_it.get("is_causal"):
+        mask = given.get("attn_mask")
+        if given.get("is_causal"):
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask

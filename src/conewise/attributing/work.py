@@ -187,7 +187,7 @@ class Work:
             base = self._batch.base
             self._replace(base=self._noted(base, "base", tape, values, self._narrow))
         self._behind, self.forwards = behind, self.forwards + 1
-        self.flops += flops_forward(self.shape, behind)
+        self.flops += sum(map(self.shape.costs.flops, behind))
         self.count(len(behind))
         return values
 
@@ -200,21 +200,24 @@ class Work:
     def gradients(
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True
     ) -> tuple[Tensor, ...]:
-        """A backward pass through the last forward pass."""
+        """A backward pass through the last forward pass, which costs it once for each input of a node."""
         self.backwards += 1
-        self.flops += flops_backward(self.shape, self._behind)
+        inside, records, flops = frozenset(self._behind), self.shape.records, self.shape.costs.flops
+        self.flops += sum(
+            max(1, sum(one in inside for one in records[name].inputs)) * flops(name) for name in self._behind
+        )
         self.count(len(self._behind))
         return self._tape.gradients(measured, values, is_last=is_last)
 
-    def relevance(self, kind: type[Relevance] = Relevance) -> Relevance:
-        """The rules of relevance for what the metrics read, found once for a model."""
+    def relevance(self, kind: type[Relevance] | None) -> Relevance | None:
+        """The rules of a kind for what the metrics read, found once for a model."""
+        if kind is None:
+            return None
         known: dict[tuple[Any, ...], Relevance] = vars(self.model).setdefault(_RELEVANCE, {})
         key = kind.__name__, self.targets
         if key not in known:
             layers = self.model.site_table.model_layers
-            attentions = [
-                one for layer in layers for one in (layer.attention, layer.cross) if one is not None
-            ]
+            attentions = [one for layer in layers for one in (layer.attention, layer.cross) if one]
             known[key] = kind(self.model.program, attentions, self.targets)
         return known[key]
 
@@ -271,17 +274,3 @@ def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts, tail: int) ->
     if not has_tail and not tokens:
         return None
     return Narrow(target, (lambda name, value: layout.tail(name, value, tail)) if has_tail else None, tokens)
-
-
-def flops_forward(shape: ShapeFacts, behind: Collection[str]) -> int:
-    """The FLOPs of a pass over some nodes."""
-    return sum(map(shape.costs.flops, behind))
-
-
-def flops_backward(shape: ShapeFacts, behind: Collection[str]) -> int:
-    """The FLOPs of a backward pass through some nodes: each by every input that is differentiated."""
-    inside, records = frozenset(behind), shape.records
-    return sum(
-        max(1, sum(1 for one in records[name].inputs if one in inside)) * shape.costs.flops(name)
-        for name in behind
-    )
