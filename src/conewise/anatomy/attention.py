@@ -1,32 +1,19 @@
 """Attention, found in the graph, and its activations: queries, keys, values, patterns, results by head.
 
-Nothing here knows an architecture. Heads are found by following axes from the products back to
-the projections and on to the output projection.
+Nothing here knows an architecture. Heads are found by following axes (batch, heads, positions, features, and
+what is folded) from the products back to the projections and on to the output projection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conewise.anatomy.attention_axes import (
-    Operand,
-    axes_above,
-    heads_beside_positions,
-    length_of,
-    names_by_size,
-    natural_axes,
-    operand_axes,
-    projection_above,
-    split_off,
-    through_layout,
-    with_head,
-)
-from conewise.anatomy.axes import Axes, Axis, View, after, before, view_of
-from conewise.anatomy.wiring import Wiring
+from conewise.anatomy.axes import Axes, Axis, View, after, before, one_per_dimension, view_of
+from conewise.anatomy.wiring import Wiring, reached
 from conewise.errors import Argument, Piece
 from conewise.program.records import (
     ATTENTION,
@@ -38,7 +25,200 @@ from conewise.program.records import (
     Record,
     Ref,
 )
-from conewise.program.sizes import Size, symbols_in
+from conewise.program.sizes import Size, coefficient, quotient, symbols_in
+
+Operand = tuple[str, Axes | None]
+
+
+def operand_axes(wiring: Wiring, name: str, names: Sequence[str]) -> Axes | None:
+    """The axes of a factor: its last two dimensions, and batch and head before them."""
+    shape = wiring.shape(name)
+    if shape is None or len(shape) > 4 or len(shape) not in {3, len(names)}:
+        return None
+    is_by_head = len(shape) == len(names)
+    axes = one_per_dimension(names if is_by_head else ("batch", *names[2:]), shape)
+    rest = "fold" if is_by_head and "head" in names else "head"
+    found = _with_batch_split(wiring, name, axes, rest)
+    return found if found is None or rest == "fold" else _with_fold(wiring, name, found)
+
+
+def names_by_size(wiring: Wiring, query: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the queries' axes, with batch and heads exchanged where heads lie in front.
+
+    Heads are split off the features that a projection makes. What is not is a `fold`: rows that are attended
+    to by themselves, such as the lines of an image.
+    """
+    shape = wiring.shape(query)
+    if shape is None or len(shape) != 4:
+        return names
+    linear = projection_above(wiring, query)
+    above = {} if linear is None else axes_above(wiring, query, one_per_dimension(names, shape))
+    known = None if linear is None else above.get(linear.name)
+    features = {axis.name.partition(".")[0] for axis in known[-1]} if known else set()
+    batch = wiring.program.dimensions.batch
+    has_batch = {
+        name: not batch.isdisjoint(symbols_in(size)) for name, size in zip(names, shape, strict=True)
+    }
+    if (has_batch["head"] and not has_batch["batch"]) or (
+        "batch" in features and "head" not in features and shape[names.index("batch")] != 1
+    ):
+        exchanged = {"batch": "head", "head": "batch"}
+        return tuple(exchanged.get(name, name) for name in names)
+    if features == {"d_head"} and shape[names.index("head")] != 1:
+        return tuple("fold" if name == "head" else name for name in names)
+    return names
+
+
+def _with_batch_split(wiring: Wiring, name: str, axes: Axes, rest: str) -> Axes | None:
+    """The axes with what shares a dimension with the batch set apart, under the name `rest`.
+
+    None where the order in which they share it is not known.
+    """
+    known = wiring.program.dimensions
+    at = next(dim for dim, packed in enumerate(axes) if packed[0].name == "batch")
+    length = axes[at][0].length
+    placement = wiring.batch.of(name)
+    packed: tuple[Axis, ...]
+    if not known.batch:
+        if known.is_unbatched:
+            packed = (Axis("head", length),) if rest == "head" else ()
+            if rest == "fold" and length != 1:
+                return None
+        elif length != 1 and (leading := _leading(wiring)) and length not in leading:
+            return None  # as long as no input is, so it is more than a batch of fixed size
+        elif rest == "fold":
+            return axes
+        else:
+            heads, batch = coefficient(length)
+            packed = (Axis("batch", batch), Axis("head", heads)) if heads != 1 else (Axis("batch", batch),)
+    elif symbols_in(length).isdisjoint(known.batch):
+        packed = axes[at] if rest == "fold" else (Axis(rest, length),)
+    elif placement is None or placement.dim != at:
+        return None
+    elif placement.outer == 1:
+        packed = (Axis("batch", placement.size), Axis(rest, placement.inner))
+    elif placement.inner == 1:
+        packed = (Axis(rest, placement.outer), Axis("batch", placement.size))
+    else:
+        return None
+    packed = tuple(axis for axis in packed if axis.name == "batch" or axis.length != 1)
+    return (*axes[:at], packed, *axes[at + 1 :])
+
+
+def _leading(wiring: Wiring) -> set[Size]:
+    """The first sizes of the inputs of several dimensions."""
+    return {leaf.shape[0] for leaf in wiring.program.inputs if len(leaf.shape) > 1}
+
+
+def _with_fold(wiring: Wiring, name: str, axes: Axes) -> Axes:
+    """The axes with what is folded into the batch set apart from the heads.
+
+    Where all three share a dimension, its size does not distinguish heads from the rest; a value that holds
+    the heads in a dimension of their own, above or below, does.
+    """
+    known = [*axes_above(wiring, name, axes).values()]
+    known += [found for _, found in through_layout(wiring, name, axes) if found is not None]
+    for found in known:
+        rest, outer = length_of(found, "head.rest"), length_of(found, "head")
+        if isinstance(rest, int) and outer is not None:
+            return parted(axes, "head", Axis("fold", outer), Axis("head", rest))
+    return axes
+
+
+def parted(axes: Axes, name: str, *parts: Axis) -> Axes:
+    """The axes with `parts` in the place of the axis of that name, in the same dimension."""
+    return tuple(
+        tuple(part for axis in packed for part in (parts if axis.name == name else (axis,)))
+        for packed in axes
+    )
+
+
+def heads_beside_positions(wiring: Wiring, query: Operand, key: Operand) -> int:
+    """Count the heads that share a dimension with positions, [batch, pos·head, d_head]; 1 where none do.
+
+    There are so many times more rows of queries than of keys then, and in the projection that the queries
+    come from, what is left of the rows lies beside the features.
+    """
+    name, axes = query
+    rows, others = length_of(axes, "pos"), length_of(key[1], "pos")
+    if axes is None or rows is None or others is None:
+        return 1
+    for known in axes_above(wiring, name, axes).values():
+        for packed in known:
+            rest = [axis.length for axis in packed if axis.name == "pos.rest"]
+            if rest and isinstance(rest[0], int) and any(axis.name == "d_head" for axis in packed):
+                return rest[0] if quotient(rows, others) == rest[0] else 1
+    return 1
+
+
+def split_off(axes: Axes | None, name: str, heads: int) -> Axes | None:
+    """The axes with `heads` set apart from the positions that they share a dimension with."""
+    if axes is None or heads == 1:
+        return axes
+    length = length_of(axes, name)
+    rest = None if length is None else quotient(length, heads)
+    return None if rest is None else parted(axes, name, Axis(name, rest), Axis("head", heads))
+
+
+def with_head(axes: Axes) -> Axes:
+    """The axes with that of the heads, where there is just one: it has a dimension of its own, or none."""
+    alone = Axis("head", 1)
+    if length_of(axes, "head") is not None:
+        return axes
+    if () in axes:
+        at = axes.index(())
+        return (*axes[:at], (alone,), *axes[at + 1 :])
+    for name in ("d_head", "query_pos"):
+        if (length := length_of(axes, name)) is not None:
+            axes = parted(axes, name, alone, Axis(name, length))
+    return axes
+
+
+def natural_axes(wiring: Wiring, axes: Axes, natural: Sequence[str]) -> tuple[str, ...]:
+    """The axes in natural order: what is folded into the batch behind it; no batch where there is none."""
+    present = {axis.name for packed in axes for axis in packed}
+    if "fold" in present:
+        natural = ("batch", "fold", *natural[1:])
+    if "batch" not in present and wiring.program.dimensions.is_unbatched:
+        natural = natural[1:]
+    return tuple(natural)
+
+
+def length_of(axes: Axes | None, name: str) -> Size | None:
+    """The length of the axis of that name; None where there is none."""
+    found = [axis.length for packed in axes or () for axis in packed if axis.name == name]
+    return found[0] if found else None
+
+
+def projection_above(wiring: Wiring, name: str) -> Record | None:
+    """The nearest projection that the operand comes from, when there is exactly one."""
+    linears = [record for record in wiring.upward(name, wiring.is_linear) if wiring.is_linear(record)]
+    return linears[0] if len(linears) == 1 else None
+
+
+def axes_above(wiring: Wiring, start: str, axes: Axes) -> dict[str, Axes]:
+    """The axes of what `start` is made from, up to the projections, where they can be followed."""
+    known = {start: axes}
+    for record in wiring.upward(start, wiring.is_linear):
+        if record.name not in known or wiring.is_linear(record):
+            continue
+        for operand in wiring.operands(record):
+            found = before(record, known[record.name], wiring.shape(operand))
+            if found is not None:
+                known.setdefault(operand, found)
+    return known
+
+
+def through_layout(wiring: Wiring, name: str, axes: Axes | None) -> Iterator[tuple[Record, Axes | None]]:
+    """Yield the records that read a value, rearranged or not, and the axes of what they read then."""
+    queue = [(name, axes)]
+    while queue:
+        current, known = queue.pop()
+        for reader in wiring.readers.get(current, ()):
+            yield reader, known
+            if reader.op in REARRANGEMENTS:
+                queue.append((reader.name, None if known is None else after(reader, known)))
+
 
 _SCORE_OPS = REARRANGEMENTS | frozenset(
     {
@@ -226,15 +406,17 @@ def _sizes(independent: Sequence[Size], mixed: Sequence[Size], is_causal: bool) 
 
 def _product_sizes(wiring: Wiring, product: Record) -> tuple[list[Size], list[Size]] | None:
     """The sizes that the factors of scores share, and those that only one of them has."""
-    one, other = (wiring.shape(name) or () for name in wiring.factors(product))
-    if product.op != "einsum":
-        return [*one[:-2], *other[:-2]], [*one[-2:-1], *other[-1:]]
     letters = letters_of(product)
     if letters is None:
         return None
-    left, right, out = letters
-    lengths = [*zip(left, one, strict=False), *zip(right, other, strict=False)]
-    shared = {letter for letter in out if letter in left and letter in right}
+    *sides, out = letters
+    shapes = [wiring.shape(name) or () for name in wiring.factors(product)]
+    lengths = [
+        pair
+        for own, shape in zip(sides, shapes, strict=True)
+        for pair in zip(own[-len(shape) :], shape, strict=False)
+    ]
+    shared = set(sides[0]) & set(sides[1]) & set(out)
     return (
         [size for letter, size in lengths if letter in shared],
         [size for letter, size in lengths if letter in out and letter not in shared],
@@ -243,21 +425,18 @@ def _product_sizes(wiring: Wiring, product: Record) -> tuple[list[Size], list[Si
 
 def _is_triangular(wiring: Wiring, name: str) -> bool:
     """True if what masks the scores is a triangle: cut to one, or stored as one."""
-    queue, seen = [name], {name}
     stored = wiring.program.source_values
-    while queue:
-        current = queue.pop()
+
+    def onward(current: str) -> Sequence[str]:
         record = wiring.records.get(current)
-        if record is None:
-            if current in stored and _is_stored_triangle(stored[current]):
-                return True
-            continue
-        if record.op in TRIANGLES:
+        return () if record is None or wiring.is_product(record) else record.inputs
+
+    for current in reached([name], onward):
+        record = wiring.records.get(current)
+        if record is not None and record.op in TRIANGLES:
             return True
-        if not wiring.is_product(record):
-            fresh = [read for read in record.inputs if read not in seen]
-            seen.update(fresh)
-            queue += fresh
+        if record is None and current in stored and _is_stored_triangle(stored[current]):
+            return True
     return False
 
 
@@ -266,9 +445,8 @@ def _is_stored_triangle(value: torch.Tensor) -> bool:
     if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] < 2 or value.is_meta:
         return False
     marked = value if value.dtype == torch.bool else value != 0
-    return torch.equal(marked, torch.ones_like(marked).tril()) or torch.equal(
-        marked, torch.ones_like(marked).triu(1)
-    )
+    whole = torch.ones_like(marked)
+    return torch.equal(marked, whole.tril()) or torch.equal(marked, whole.triu(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +474,6 @@ class Attention:
     key_source: str | None
     lead: tuple[Axis, ...] | None = None
     operand: Axes | None = None
-    modules: tuple[object, ...] = field(default=())
 
 
 def find_attention(wiring: Wiring) -> list[Attention]:
@@ -307,16 +484,9 @@ def find_attention(wiring: Wiring) -> list[Attention]:
 
 
 def _is_over_batch(wiring: Wiring, parts: AttentionParts) -> bool:
-    batch = wiring.program.dimensions.batch
-    sides = [wiring.shape(name) or () for name, _ in (parts.query, parts.key)]
-    rows = [size for shape in sides for size in shape[-2:-1]]
-    named = [
-        axis.length
-        for _, axes in (parts.query, parts.key)
-        for packed in axes or ()
-        for axis in packed
-        if axis.name == "pos"
-    ]
+    sides, batch = (parts.query, parts.key), wiring.program.dimensions.batch
+    rows = [size for name, _ in sides for size in (wiring.shape(name) or ())[-2:-1]]
+    named = [length for _, axes in sides if (length := length_of(axes, "pos")) is not None]
     return any(not batch.isdisjoint(symbols_in(size)) for size in named or rows)
 
 
@@ -324,7 +494,10 @@ def _attention(wiring: Wiring, parts: AttentionParts) -> Attention:
     activations: dict[str, Activation] = {}
     missing: dict[str, tuple[Piece, ...]] = {}
     sides = {"q": parts.query, "k": parts.key, "v": parts.value}
-    above = {kind: _ancestors(wiring, name) for kind, (name, _) in sides.items()}
+    above = {
+        kind: frozenset(record.name for record in wiring.upward(name, wiring.is_linear))
+        for kind, (name, _) in sides.items()
+    }
     linears: dict[str, Record] = {}
     heads = length_of(parts.query[1], "head")
     for kind, (name, axes) in sides.items():
@@ -365,13 +538,14 @@ def _attention(wiring: Wiring, parts: AttentionParts) -> Attention:
                 "never holds it. Load the model with "
             )
             missing[kind] = (why, Argument("attn_implementation", "eager"))
+    sources = {kind: wiring.operands(linear)[0] for kind, linear in linears.items()}
     return Attention(
         parts.core,
         activations,
         missing,
         projection,
-        _activation(wiring, linears.get("q")),
-        _activation(wiring, linears.get("k")),
+        sources.get("q"),
+        sources.get("k"),
         _lead(wiring, parts.query, linears.get("q")),
         operand,
     )
@@ -390,25 +564,23 @@ def _lead(wiring: Wiring, query: tuple[str, Axes | None], linear: Record | None)
     return found if {axis.name for axis in found} == expected else None
 
 
-def _activation(wiring: Wiring, linear: Record | None) -> str | None:
-    return wiring.operands(linear)[0] if linear is not None else None
-
-
-def _ancestors(wiring: Wiring, name: str) -> frozenset[str]:
-    return frozenset(r.name for r in wiring.upward(name, wiring.is_linear))
-
-
 def _first_activation(
     wiring: Wiring, linear: Record, operand: str, axes: Axes, own: frozenset[str], heads: object
 ) -> Activation | None:
     """The earliest value that holds this operand alone, its heads apart, before any arithmetic."""
-    prefix = _layout_prefix(wiring, linear) & own
-    best: Activation | None = None
+
+    def onward(name: str) -> list[str]:
+        """Whatever only rearranges a value or takes parts of it."""
+        readers = wiring.readers.get(name, ())
+        return [reader.name for reader in readers if reader.op in REARRANGEMENTS | SELECTIONS]
+
+    prefix = reached([linear.name], onward).keys() & own
+    found: list[Activation] = []
     for name, known in axes_above(wiring, operand, axes).items():
         view = _head_view(wiring, known, heads) if name in prefix else None
         if view is not None and not _packs_positions(view):
-            best = Activation(name, view) if best is None else _earlier(wiring, best, Activation(name, view))
-    return best
+            found.append(Activation(name, view))
+    return min(found, key=lambda one: wiring.order[one.node], default=None)
 
 
 def _packs_positions(view: View) -> bool:
@@ -436,25 +608,12 @@ def _head_view(wiring: Wiring, axes: Axes | None, heads: object) -> View | None:
     if axes is None:
         return None
     axes = with_head(axes)
-    name = "head" if length_of(axes, "head") == (heads or 1) else "kv_head"
-    renamed = tuple(tuple(Axis(name, a.length) if a.name == "head" else a for a in packed) for packed in axes)
-    natural = ("batch", "pos", name, "d_head")
-    return view_of(renamed, natural_axes(wiring, renamed, natural), wiring.program.sizes)
-
-
-def _earlier(wiring: Wiring, one: Activation, other: Activation) -> Activation:
-    return one if wiring.order[one.node] <= wiring.order[other.node] else other
-
-
-def _layout_prefix(wiring: Wiring, linear: Record) -> frozenset[str]:
-    """The projection's value and everything that only rearranges it or takes parts of it."""
-    reached, queue = {linear.name}, [linear.name]
-    while queue:
-        for reader in wiring.readers.get(queue.pop(), ()):
-            if reader.op in REARRANGEMENTS | SELECTIONS and reader.name not in reached:
-                reached.add(reader.name)
-                queue.append(reader.name)
-    return frozenset(reached)
+    name, length = "head", length_of(axes, "head")
+    if length is not None and length != (heads or 1):
+        name = "kv_head"
+        axes = parted(axes, "head", Axis(name, length))
+    natural = natural_axes(wiring, axes, ("batch", "pos", name, "d_head"))
+    return view_of(axes, natural, wiring.program.sizes)
 
 
 def _add_z(
@@ -482,11 +641,8 @@ def _add_z(
         axes = after(record, axes)
     if "z" not in activations:
         missing["z"] = ("no value in front of the output projection has its heads apart",)
-    found = [
-        (reader, known)
-        for reader, known in through_layout(wiring, record.name, axes)
-        if wiring.is_linear(reader)
-    ]
+    reading = through_layout(wiring, record.name, axes)
+    found = [(reader, known) for reader, known in reading if wiring.is_linear(reader)]
     return found[0] if len(found) == 1 else (None, None)
 
 

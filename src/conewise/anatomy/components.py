@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from conewise.anatomy.attention import Activation
 from conewise.anatomy.axes import View
 from conewise.anatomy.places import component_name
 from conewise.anatomy.positionwise import is_light
@@ -158,7 +159,7 @@ class Components:
 
     def carrying(self, entry: str) -> frozenset[str]:
         """The records between the writers' terms and a value of the stream, the latter included."""
-        return self.wiring.above(entry, frozenset(self.wiring.records), frozenset(self._terms))
+        return self.wiring.above(entry, until=self._terms)
 
     def layer_of(self, node: str) -> str:
         """The layer that a record is of, in words."""
@@ -185,15 +186,13 @@ class Components:
                     "what no head or MLP of its own stack wrote. Edges are known within stacks that read no "
                     "other one: say which with `stack`, as in stack='encoder'."
                 )
-            z, at = layer.attention.activations.get("z"), layer.number
-            if z is None:
-                why = write(layer.attention.missing.get("z", ("it was not found",)))
-                raise EdgeError(f"layer {at} has no heads that could be told apart: {why}.")
+            at = layer.number
+            z = _activation(layer, "z", "heads that could be told apart")
             heads = _heads(z.view)
             if not heads:
                 raise EdgeError(f"layer {at}: how many heads there are in {z.node!r} is not known.")
-            mlp = layer.nodes.get("mlp_out")
-            if mlp is not None and self._is_mlp_first(layer):
+            mlp, is_first = layer.nodes.get("mlp_out"), self._is_mlp_first(layer)
+            if mlp is not None and is_first:
                 yield Writer(f"m{at}", "mlp", mlp, at, None, number)
                 number += 1
             rows = range(number, number + heads)
@@ -201,13 +200,14 @@ class Components:
             for head in range(heads):
                 yield Writer(f"a{at}.h{head}", "head", z.node, at, head, number + head)
             number += heads
-            if mlp is not None and not self._is_mlp_first(layer):
+            if mlp is not None and not is_first:
                 yield Writer(f"m{at}", "mlp", mlp, at, None, number)
                 number += 1
 
     def _is_mlp_first(self, layer: Layer) -> bool:
         """True if the attention of a layer reads what its MLP wrote."""
-        return layer.attention.core.name in self.wiring.cone(layer.nodes["mlp_out"], layer.members)
+        mlp = layer.nodes.get("mlp_out")
+        return mlp is not None and layer.attention.core.name in self.wiring.cone(mlp, layer.members)
 
     # -- the stream ----------------------------------------------------------------------------
 
@@ -251,9 +251,9 @@ class Components:
             )
         return hits[0]
 
-    def _read_above(self, node: str, until: frozenset[str]) -> set[str]:
+    def _read_above(self, node: str, until: Collection[str]) -> set[str]:
         """All that a node depends on, not past the values of `until`."""
-        found = self.wiring.above(node, frozenset(self.wiring.records), until)
+        found = self.wiring.above(node, until=until)
         return {name for one in found for name in self.wiring.operands(self.wiring.records[one])}
 
     def prefix(self, entry: str) -> int:
@@ -261,8 +261,8 @@ class Components:
         if entry in self._terms:
             rows = set(self._terms[entry])
         else:
-            read = self._read_above(entry, frozenset(self._terms))
-            rows = {row for term in read & self._terms.keys() for row in self._terms[term]}
+            read = self._read_above(entry, self._terms) & self._terms.keys()
+            rows = {row for term in read for row in self._terms[term]}
         if rows != set(range(len(rows))):
             missing = next(one.name for one in self.writers if one.number not in rows)
             raise EdgeError(
@@ -275,33 +275,20 @@ class Components:
 
     def _readers(self) -> Iterator[Reader]:
         for layer in self.layers:
-            is_first = "mlp_out" in layer.nodes and self._is_mlp_first(layer)
             heads, mlp = self._readers_by_head(layer) if self._reads_heads else (), self._mlp_reader(layer)
-            yield from (*mlp, *heads) if is_first else (*heads, *mlp)
+            yield from (*mlp, *heads) if self._is_mlp_first(layer) else (*heads, *mlp)
         yield from self._last_reader()
 
     def _readers_by_head(self, layer: Layer) -> Iterator[Reader]:
-        at, attention = layer.number, layer.attention
+        at = layer.number
         for slot in SLOTS:
-            found = attention.activations.get(slot)
-            if found is None:
-                why = write(attention.missing.get(slot, ("it was not found",)))
-                raise EdgeError(f"layer {at} has no {slot!r} that heads could be told apart in: {why}.")
+            found = _activation(layer, slot, f"{slot!r} that heads could be told apart in")
             entry = self._entry(found.node, f"{slot} of layer {at}")
-            axis = "kv_head" if "kv_head" in found.view.axes else "head"
-            short = "kv" if axis == "kv_head" else "h"
+            axis, short = ("kv_head", "kv") if "kv_head" in found.view.axes else ("head", "h")
+            site, writers = (slot, at, self.stack), self.prefix(entry)
             for head in range(_heads(found.view)):
-                yield Reader(
-                    f"a{at}.{short}{head}<{slot}>",
-                    slot,
-                    at,
-                    head,
-                    axis,
-                    entry,
-                    found.node,
-                    (slot, at, self.stack),
-                    self.prefix(entry),
-                )
+                name = f"a{at}.{short}{head}<{slot}>"
+                yield Reader(name, slot, at, head, axis, entry, found.node, site, writers)
         self._expect_no_other_way(layer)
 
     def _expect_no_other_way(self, layer: Layer) -> None:
@@ -309,7 +296,7 @@ class Components:
         known = [one.attention.activations for one in self.layers]
         until = frozenset(one[slot].node for one in known for slot in SLOTS if slot in one)
         term = layer.nodes["attn_out"]
-        between = self.wiring.above(term, frozenset(self.wiring.records), until | self._entries)
+        between = self.wiring.above(term, until=until | self._entries)
         for name in sorted(between, key=self.wiring.order.__getitem__):
             for read in self.wiring.operands(self.wiring.records[name]):
                 if read in self._entries:
@@ -328,15 +315,12 @@ class Components:
 
     def _expect_no_more_sums(self, last: str, output: str) -> None:
         """Raise EdgeError where layers without attention add to the stream behind the last one with it."""
-        behind = self.wiring.above(output, frozenset(self.wiring.records), frozenset({last}))
+        behind = self.wiring.above(output, until={last})
         if self._cores & behind:
             return
+        behind &= self.wiring.cone(last)
         for total in self._stream.totals:
-            if (
-                total in behind
-                and self._stream.addition(total) is not None
-                and total in self.wiring.cone(last)
-            ):
+            if total in behind and self._stream.addition(total) is not None:
                 raise EdgeError(
                     f"{total!r} adds to the stream behind the last layer with attention, and is neither a "
                     "head's nor the MLP's of such a layer. Edges are known where every layer has attention."
@@ -349,9 +333,9 @@ class Components:
         last = _named(self.layers[-1], "resid_post")
         if len(outputs) != 1 or (outputs[0] != last and outputs[0] not in self.wiring.cone(last)):
             return
-        everything, (output,) = frozenset(self.wiring.records), outputs
+        (output,) = outputs
         self._expect_no_more_sums(last, output)
-        if self._cores & self.wiring.above(output, everything, frozenset({last})) - self.carrying(last):
+        if self._cores & self.wiring.above(output, until={last}) - self.carrying(last):
             return
         entry = self._leaving(last)
         products = [
@@ -361,7 +345,7 @@ class Components:
         ]
         node = self.wiring.operands(products[0])[0] if len(products) == 1 else output
         node = self._stream.unchanged(node)
-        if entry in self._read_above(output, frozenset({node})):
+        if entry in self._read_above(output, {node}):
             node = output
         name = "logits" if names or products else "output"
         yield Reader(name, "logits", None, None, None, entry, node, (node, None, ""), self.prefix(entry))
@@ -400,6 +384,15 @@ def _named(layer: Layer, kind: str) -> str:
             f"layer {layer.number} has no {kind!r}: {layer.missing.get(kind, 'it was not found')}."
         )
     return layer.nodes[kind]
+
+
+def _activation(layer: Layer, kind: str, what: str) -> Activation:
+    """An activation of a layer's attention. Raises EdgeError, which says what the layer has not."""
+    found = layer.attention.activations.get(kind)
+    if found is None:
+        why = write(layer.attention.missing.get(kind, ("it was not found",)))
+        raise EdgeError(f"layer {layer.number} has no {what}: {why}.")
+    return found
 
 
 def _heads(view: View) -> int:

@@ -96,16 +96,10 @@ def projections(wiring: Wiring, branch: Branch, start: Collection[str]) -> int:
         count, is_bent = max(states[name] for name in reads)
         if wiring.is_weighted(record):
             count, is_bent = (count + 1, False) if is_bent or not count else (count, False)
-        elif not _is_linear_map(wiring, record):
+        elif len(wiring.operands(record)) > 1 if record.op in SCALINGS else record.op not in LINEAR:
             is_bent = True
         states[record.name] = count, is_bent
     return states.get(branch.term, (0, False))[0]
-
-
-def _is_linear_map(wiring: Wiring, record: Record) -> bool:
-    if record.op in SCALINGS:
-        return len(wiring.operands(record)) == 1
-    return record.op in LINEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,7 @@ def by_position(wiring: Wiring, branch: Branch) -> Verdict:
     for name in branch.foreign:
         if shape is None or _has_rows(wiring.shape(name), shape):
             return Verdict(f"reads {name!r}, which is no value of the stream")
-    known = _entered(wiring, entry)
+    known = {entry: _entered(wiring, entry)}
     lost: dict[str, Record] = {}
     for record in branch.records:
         reads = [name for name in wiring.operands(record) if name in known or name in lost]
@@ -154,9 +148,7 @@ def has_features_last(wiring: Wiring, branch: Branch) -> bool | None:
 
     None where there is none before the axes are lost.
     """
-    known: dict[str, Axes] = {}
-    for entry in branch.entries:
-        known |= _entered(wiring, entry)
+    known = {entry: _entered(wiring, entry) for entry in branch.entries}
     for record in branch.records:
         reads = wiring.operands(record)
         if not reads or any(name not in known for name in reads):
@@ -169,11 +161,11 @@ def has_features_last(wiring: Wiring, branch: Branch) -> bool | None:
     return None
 
 
-def _entered(wiring: Wiring, entry: str) -> dict[str, Axes]:
+def _entered(wiring: Wiring, entry: str) -> Axes:
     """The axes of a value of the stream: rows, and features last."""
     shape = wiring.shape(entry) or ()
-    rows = tuple((Axis(f"row{dim}", size),) for dim, size in enumerate(shape[:-1]))
-    return {entry: (*rows, *((Axis("feature", size),) for size in shape[-1:]))}
+    names = [f"row{dim}" for dim in range(len(shape) - 1)]
+    return tuple((Axis(name, size),) for name, size in zip([*names, "feature"], shape, strict=False))
 
 
 def _is_dispatched(wiring: Wiring, record: Record) -> bool:
@@ -187,18 +179,12 @@ def _is_dispatched(wiring: Wiring, record: Record) -> bool:
         return record.op in CONTRACTIONS or "grouped_mm" in record.op
     if wiring.is_product(record):
         return False
-    if record.op in NORMS | STATISTICS | ALONG_ONE_DIMENSION:
-        return record.op == "sum" or _is_over_last(wiring, record)
-    return is_elementwise(record) or record.op in REARRANGEMENTS | SELECTIONS | CONCATENATIONS | DISPATCHES
-
-
-def _is_over_last(wiring: Wiring, record: Record) -> bool:
-    """True if a norm or a reduction is over the last dimension alone."""
-    shape = wiring.shape(wiring.operands(record)[0]) or ()
     if record.op in NORMS:
-        return len(record.args[1]) == 1
-    dims = _dims_of(record)
-    return len(dims) == 1 and dims[0] in {-1, len(shape) - 1}
+        return len(record.args[1]) == 1  # over the last dimension alone
+    if record.op in STATISTICS | ALONG_ONE_DIMENSION:
+        shape = wiring.shape(wiring.operands(record)[0]) or ()
+        return record.op == "sum" or _dims_of(record) in ([-1], [len(shape) - 1])
+    return is_elementwise(record) or record.op in REARRANGEMENTS | SELECTIONS | CONCATENATIONS | DISPATCHES
 
 
 def _has_rows(shape: Sequence[Size] | None, stream: Sequence[Size]) -> bool:
@@ -237,7 +223,8 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
         return _broadcast(record, [known[name] for name in reads])
     if len(reads) > 1 and record.op not in CONCATENATIONS | {"stack"}:
         return None
-    dims = len(axes)
+    dims, dim = len(axes), _dim_of(record, 2 if record.op in SPLITS else 1)
+    is_feature = dim is not None and -dims <= dim < dims and _is_feature(axes, dim % dims)
     match record.op:
         case op if op in NORMS:
             return axes if len(record.args[1]) == 1 and _is_feature(axes, dims - 1) else None
@@ -247,43 +234,26 @@ def _followed(wiring: Wiring, record: Record, known: dict[str, Axes]) -> Axes | 
             along = _dims_of(record)
             return axes if along and _is_feature(axes, along[0] % dims) else None
         case op if op in SPLITS:
-            dim = _dim_of(record, 2, 0)
-            return axes if dim is not None and _is_feature(axes, dim % dims) else None
+            return axes if is_feature else None
         case "unbind" | "select":
-            dim = _dim_of(record, 1, 0)
-            if dim is None or not _is_feature(axes, dim % dims):
-                return None
-            return axes[: dim % dims] + axes[dim % dims + 1 :]
+            return axes[: dim % dims] + axes[dim % dims + 1 :] if is_feature and dim is not None else None
         case "getitem":
             found = after(record, axes)
             return found if found is not None and _rows(found) == _rows(axes) else None
         case "slice" | "narrow":
-            dim = _dim_of(record, 1, 0)
-            if dim is None or not (_is_feature(axes, dim % dims) or record.shape == wiring.shape(reads[0])):
-                return None
-            return after(record, axes)
-        case op if op in CONCATENATIONS:
-            return _concatenated(wiring, record, [known[name] for name in reads])
-        case "stack":
-            dim = _dim_of(record, 1, 0)
-            rows = {_rows(known[name]) for name in reads}
-            if (
-                dim is None
-                or record.shape is None
-                or len(rows) != 1
-                or len(reads) != len(wiring.operands(record))
-            ):
-                return None
-            index = dim % len(record.shape)
-            return (*axes[:index], (Axis("feature", record.shape[index]),), *axes[index:])
+            is_whole = dim is not None and record.shape == wiring.shape(reads[0])
+            return after(record, axes) if is_feature or is_whole else None
+        case op if op in CONCATENATIONS | {"stack"}:
+            return _joined(wiring, record, [known[name] for name in reads], dim)
         case op if op in PADS:
             return after(record, axes) if len(record.args[1]) == 2 and _is_feature(axes, dims - 1) else None
         case _:
             return None
 
 
-def _dim_of(record: Record, index: int, default: int = -1) -> int | None:
-    dim = record.args[index] if len(record.args) > index else record.kwargs.get("dim", default)
+def _dim_of(record: Record, index: int) -> int | None:
+    """The dimension that an operation is along, the argument at `index`, where it is one."""
+    dim = record.args[index] if len(record.args) > index else record.kwargs.get("dim", 0)
     return dim if isinstance(dim, int) else None
 
 
@@ -356,11 +326,12 @@ def _reduced(record: Record, axes: Axes) -> Axes | None:
     return tuple(packed for dim, packed in enumerate(axes) if dim not in dropped)
 
 
-def _concatenated(wiring: Wiring, record: Record, found: Sequence[Axes]) -> Axes | None:
-    dim = _dim_of(record, 1, 0)
+def _joined(wiring: Wiring, record: Record, found: Sequence[Axes], dim: int | None) -> Axes | None:
+    """The axes of values that are joined along features, or stacked along a new dimension of features."""
     if dim is None or record.shape is None or len(found) != len(wiring.operands(record)):
         return None
-    index = dim % len(record.shape)
-    if any(not _is_feature(axes, index) or _rows(axes) != _rows(found[0]) for axes in found):
+    index, is_new, first = dim % len(record.shape), record.op == "stack", found[0]
+    if any(_rows(axes) != _rows(first) or not (is_new or _is_feature(axes, index)) for axes in found):
         return None
-    return (*found[0][:index], (Axis("feature", record.shape[index]),), *found[0][index + 1 :])
+    behind = first[index if is_new else index + 1 :]
+    return (*first[:index], (Axis("feature", record.shape[index]),), *behind)

@@ -10,7 +10,7 @@ from functools import cached_property
 import sympy  # type: ignore[import-untyped]
 
 from conewise.anatomy.positionwise import is_light, is_rearranging
-from conewise.anatomy.wiring import Wiring
+from conewise.anatomy.wiring import Wiring, reached
 from conewise.program.records import NUMBER_KEEPING, ModuleCall, Record, Ref
 from conewise.program.sizes import Size, is_equal
 
@@ -44,9 +44,10 @@ class LayerNumber:
 def numbers_of(calls: Sequence[ModuleCall]) -> list[LayerNumber]:
     """Find where each layer is numbered: by the number that differs from layer to layer, else by the last."""
     paths = [call.path.split(".") for call in calls]
+    templates = [["#" if part.isdigit() else part for part in path] for path in paths]
     found: list[LayerNumber] = []
-    for path in paths:
-        alike = [other for other in paths if _template(other) == _template(path)]
+    for path, template in zip(paths, templates, strict=True):
+        alike = [other for other, its in zip(paths, templates, strict=True) if its == template]
         numbers = [at for at, part in enumerate(path) if part.isdigit()]
         differing = [at for at in numbers if len({other[at] for other in alike}) > 1]
         chosen = differing if len(differing) == 1 else numbers[-1:]
@@ -59,29 +60,16 @@ def numbers_of(calls: Sequence[ModuleCall]) -> list[LayerNumber]:
     return found
 
 
-def _template(path: Sequence[str]) -> tuple[str, ...]:
-    return tuple("#" if part.isdigit() else part for part in path)
-
-
-def stack_of(call: ModuleCall, numbered: LayerNumber) -> str:
-    """The path of the stack of layers that a layer is in."""
-    return numbered.path if numbered.number is not None else call.path.rpartition(".")[0]
-
-
 def short_names(stacks: Sequence[str]) -> dict[str, str]:
     """A name for each of several stacks: the first part of its path that no other has at the same depth."""
-    if len(set(stacks)) < 2:
-        return dict.fromkeys(stacks, "")
-    return {stack: _short(stack, stacks) for stack in stacks}
 
+    def short(stack: str) -> str:
+        for i, part in enumerate(stack.split(".")):
+            if all(other == stack or other.split(".")[i : i + 1] != [part] for other in stacks):
+                return part
+        return stack
 
-def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The first part of a stack's path that no other stack has at the same depth."""
-    parts = stack.split(".")
-    for i, part in enumerate(parts):
-        if all(other == stack or other.split(".")[i : i + 1] != [part] for other in stacks):
-            return part
-    return stack
+    return {stack: short(stack) if len(set(stacks)) > 1 else "" for stack in stacks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +100,7 @@ class Stream:
 
     def first_with(self, core: str) -> Addition | None:
         """The addition of an attention's result to the stream that it reads; None where there is none."""
-        cone, above = self.wiring.cone(core, self.members), self._above(core)
+        cone, above = self.wiring.cone(core, self.members), self.wiring.above(core, self.members)
         for total in self.totals:
             found = self.addition(total) if total in cone else None
             if found is None or found.carried in cone or found.carried == core:
@@ -138,24 +126,24 @@ class Stream:
                     addition = self._added_late(total, last, values)
                 if addition is not None:
                     found.append(addition)
-        return [one for one in found if not any(self._is_inside(one, other) for other in found)]
+        inside = {
+            name
+            for other in found
+            for term in other.terms
+            for name in self.wiring.above(term, self.members, {other.source})
+        }
+        return [one for one in found if one.total not in inside]
 
     def _added_late(self, total: str, last: str, values: Collection[str]) -> Addition | None:
         """The stream plus a branch that was computed from an earlier value of it."""
         one, other = self.sums[total]
         for carried, term in ((one, other), (other, one)):
             if self.source(carried) == last:
-                branch = self._above(term, frozenset({last}))
+                branch = self.wiring.above(term, self.members, {last})
                 read = {name for one in branch for name in self.wiring.operands(self.wiring.records[one])}
                 if not read.isdisjoint(values):
                     return Addition(total, carried, last, (term,))
         return None
-
-    def _is_inside(self, one: Addition, other: Addition) -> bool:
-        """True if `one` is a step within a term of `other`."""
-        return one.total != other.total and any(
-            one.total in self._above(term, frozenset({other.source})) for term in other.terms
-        )
 
     # -- sums ----------------------------------------------------------------------------------
 
@@ -197,7 +185,11 @@ class Stream:
         one, other = self.sums[total]
         for carried, term in ((one, other), (other, one)):
             source = self.source(carried)
-            if source is not None and self._is_branch_of(source, term):
+            if source is None:
+                continue
+            between = self.wiring.cone(source, self.members) & self.wiring.above(term, self.members, {source})
+            # The term is made of the source by more than norms, scaling and rearrangement.
+            if any(not is_rearranging(self.wiring.records[name]) for name in between):
                 return Addition(total, carried, source, (term,))
         for step, term in ((one, other), (other, one)):
             inner = self.addition(step) if self.is_step(step) else None
@@ -209,27 +201,18 @@ class Stream:
         """The one value of the stream that `name` is made of without any weight; None where there is none."""
         if self.is_step(name):
             return None
-        shape, stops = self.wiring.shape(name), set()
-        queue, seen = [name], {name}
-        while queue:
-            current = queue.pop()
-            record = self.wiring.records.get(current)
+        shape, records, stops = self.wiring.shape(name), self.wiring.records, set()
+
+        def onward(current: str) -> list[str]:
+            record = records.get(current)
             if record is None or current not in self.members or current in self.sums or not is_light(record):
                 if are_alike(self.wiring.shape(current), shape):
                     stops.add(current)
-                continue
-            fresh = [read for read in self.wiring.operands(record) if read not in seen]
-            seen.update(fresh)
-            queue += fresh
+                return []
+            return self.wiring.operands(record)
+
+        reached([name], onward)
         return stops.pop() if len(stops) == 1 else None
-
-    def _is_branch_of(self, source: str, term: str) -> bool:
-        """True if `term` is made of `source` by more than norms, scaling and rearrangement."""
-        between = self.wiring.cone(source, self.members) & self._above(term, frozenset({source}))
-        return any(not is_rearranging(self.wiring.records[name]) for name in between)
-
-    def _above(self, name: str, until: frozenset[str] = frozenset()) -> frozenset[str]:
-        return self.wiring.above(name, self.members, until)
 
     def unchanged(self, name: str) -> str:
         """The value that `name` is, before it was rearranged or cast."""
@@ -260,12 +243,7 @@ def are_alike(one: tuple[Size, ...] | None, other: tuple[Size, ...] | None) -> b
     if not one or not other:
         return False
     if len(one) == len(other):
-        return all(map(_may_equal, one, other))
+        pairs = zip(one, other, strict=True)
+        return all(a == b if isinstance(a, int) and isinstance(b, int) else 1 not in {a, b} for a, b in pairs)
     elements = (math.prod(shape, start=sympy.Integer(1)) for shape in (one, other))
     return one[-1] == other[-1] and is_equal(*elements)
-
-
-def _may_equal(one: Size, other: Size) -> bool:
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return 1 not in {one, other}

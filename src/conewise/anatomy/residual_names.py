@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conewise.anatomy.attention import Attention
@@ -16,7 +16,7 @@ from conewise.anatomy.positionwise import (
     is_light,
     projections,
 )
-from conewise.anatomy.residual import Addition, LayerNumber, Stream, numbers_of, short_names, stack_of
+from conewise.anatomy.residual import Addition, LayerNumber, Stream, numbers_of, short_names
 from conewise.anatomy.wiring import Wiring
 from conewise.program.records import (
     ADDITIONS,
@@ -43,70 +43,45 @@ def find_neurons(wiring: Wiring, branch: Branch) -> dict[str, str]:
     members = frozenset(record.name for record in branch.records)
     if projections(wiring, branch, branch.entries) != 2:
         return {}
-
-    def is_down(record: Record) -> bool:
-        return wiring.is_weighted(record)
-
-    down = [
-        r for r in wiring.upward(branch.term, lambda r: is_down(r) or r.name not in members) if is_down(r)
-    ]
+    above = wiring.upward(branch.term, lambda r: wiring.is_weighted(r) or r.name not in members)
+    down = [record for record in above if wiring.is_weighted(record)]
     if len(down) != 1 or not wiring.is_linear(down[0]):
         return {}
-    post = _unflattened(wiring, wiring.operands(down[0])[0])
-    edges = _projected(wiring, post, members)
-    if post not in members or not 1 <= len(edges) <= 2 or not _is_elementwise_between(wiring, post, edges):
-        return {}
-    if any((wiring.shape(edge) or ())[-1:] != (wiring.shape(post) or ())[-1:] for edge in edges):
-        return {}
-    if len(edges) == 1:
-        return {"pre": edges[0], "post": post}
-    gate = _gate(wiring, post, edges)
-    return {"pre": gate[0], "pre_linear": gate[1], "post": post} if gate else {}
-
-
-def _is_elementwise_between(wiring: Wiring, post: str, edges: list[str]) -> bool:
-    between = list(wiring.upward(post, lambda record: record.name in edges))
-    return post not in edges and all(
-        is_elementwise(record) or record.op in REARRANGEMENTS
-        for record in between
-        if record.name not in edges
-    )
-
-
-def _unflattened(wiring: Wiring, name: str) -> str:
-    """The value before it was flattened to two dimensions for a projection, if it was."""
-    record = wiring.records.get(name)
-    shape = wiring.shape(name)
-    while record is not None and record.op in REARRANGEMENTS and shape and len(shape) == 2:
-        name = wiring.operands(record)[0]
-        record, shape = wiring.records.get(name), wiring.shape(name)
-    return name
-
-
-def _projected(wiring: Wiring, post: str, members: frozenset[str]) -> list[str]:
-    """The last rearranged values of projections that `post` is computed from."""
+    post = wiring.operands(down[0])[0]
+    while (record := wiring.records.get(post)) is not None and record.op in REARRANGEMENTS:
+        if len(wiring.shape(post) or ()) != 2:
+            break
+        post = wiring.operands(record)[0]  # as it was before it was flattened for the projection
 
     def is_edge(record: Record) -> bool:
-        current = record
-        while current.op in REARRANGEMENTS | SELECTIONS and current.name in members:
-            operand = wiring.operands(current)
+        """True for the last rearranged value of a projection."""
+        while record.op in REARRANGEMENTS | SELECTIONS and record.name in members:
+            operand = wiring.operands(record)
             if not operand or operand[0] not in wiring.records:
                 return True
-            current = wiring.records[operand[0]]
-        return wiring.is_linear(current) or current.name not in members
+            record = wiring.records[operand[0]]
+        return wiring.is_linear(record) or record.name not in members
 
-    return [record.name for record in wiring.upward(post, is_edge) if is_edge(record)]
-
-
-def _gate(wiring: Wiring, post: str, edges: list[str]) -> tuple[str, str] | None:
-    """(gate, other) when `post` is the product of an activated projection and a plain one."""
-    record = wiring.records[post]
-    while record.op in REARRANGEMENTS | CASTS:
-        record = wiring.records[wiring.operands(record)[0]]
-    if record.op != "mul":
-        return None
-    plain = [edge for edge in edges if edge in wiring.operands(record)]
-    return (next(e for e in edges if e != plain[0]), plain[0]) if len(plain) == 1 else None
+    between = list(wiring.upward(post, is_edge))
+    edges = [record.name for record in between if is_edge(record)]
+    if post not in members or post in edges or not 1 <= len(edges) <= 2:
+        return {}
+    for record in between:
+        if record.name in edges:
+            if (wiring.shape(record.name) or ())[-1:] != (wiring.shape(post) or ())[-1:]:
+                return {}
+        elif not is_elementwise(record) and record.op not in REARRANGEMENTS:
+            return {}
+    if len(edges) == 1:
+        return {"pre": edges[0], "post": post}
+    product = wiring.records[post]
+    while product.op in REARRANGEMENTS | CASTS:
+        product = wiring.records[wiring.operands(product)[0]]
+    plain = [edge for edge in edges if edge in wiring.operands(product)]
+    if product.op != "mul" or len(plain) != 1:
+        return {}  # not an activated projection times a plain one
+    gate = next(edge for edge in edges if edge != plain[0])
+    return {"pre": gate, "pre_linear": plain[0], "post": post}
 
 
 def find_router(wiring: Wiring, branch: Branch) -> dict[str, str]:
@@ -133,19 +108,37 @@ def find_router(wiring: Wiring, branch: Branch) -> dict[str, str]:
 
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "pre", "post")
 _ORDER = (
-    "attn_out",
-    "resid_mid",
-    "resid_pre",
-    "cross_attn_out",
-    "resid_mid_cross",
-    "resid_post",
-    "mlp_out",
-    "pre",
-    "pre_linear",
-    "post",
-    "router_logits",
-    "expert_weights",
+    *("attn_out", "resid_mid", "resid_pre", "cross_attn_out", "resid_mid_cross", "resid_post"),
+    *("mlp_out", "pre", "pre_linear", "post", "router_logits", "expert_weights"),
 )
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer: its call, its number in its stack, its attentions, and its nodes by kind.
+
+    The stream's kinds are found by sums. `attn_out` and `mlp_out` are the terms that are added
+    to the stream, after any norm of their own; `resid_mid` and `resid_post` are the sums, before
+    any norm of theirs. So resid_mid = resid_pre + attn_out and resid_post = resid_mid + mlp_out
+    hold in every sequential layer, wherever its norms are. A parallel layer has one sum only,
+    resid_post = resid_pre + attn_out + mlp_out, and no resid_mid; a layer without an MLP has
+    resid_post = resid_pre + attn_out. Where the layer norms its sums (BERT), what the next layer
+    reads is the normed value: it is that layer's resid_pre.
+
+    A kind is there only where it is certain; `missing` says of each other one why it is not.
+    `members` are the records of the layer. `has_features_last`: features are the last dimension of the
+    stream, for certain.
+    """
+
+    call: ModuleCall
+    attention: Attention
+    stack: str = ""
+    number: int = 0
+    cross: Attention | None = None
+    members: frozenset[str] = frozenset()
+    has_features_last: bool = False
+    nodes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,51 +155,47 @@ class Term:
 
 
 class Naming:
-    """The names of one layer: `nodes` by kind, and for every other kind of `KINDS` the reason in `missing`.
+    """Gives names to one layer: its `nodes` by kind, and for every other kind of `KINDS` why it is missing.
 
     The layer is a module where that holds the sums; else it is what lies around the attention's sum, as far
-    as the numbers in the paths of modules say that it is of the same layer. `members` are its records.
+    as the numbers in the paths of modules say that it is of the same layer.
     """
 
     def __init__(
-        self,
-        everything: Stream,
-        call: ModuleCall,
-        number: LayerNumber,
-        *,
-        core: str,
-        cross: str | None,
-        others: Iterable[str | None],
-        is_alone: bool,
+        self, everything: Stream, layer: Layer, number: LayerNumber, cores: frozenset[str], *, is_alone: bool
     ) -> None:
-        """For the attention whose result is `core`; `others` are the results of other layers' attentions."""
-        self._wiring = everything.wiring
-        self._everything = everything
-        self._call = call
-        self._number = number
-        self._core, self._cross = core, cross
-        self._others = frozenset(others)
+        """`cores` are the results of all layers' attentions."""
+        self._everything, self._wiring = everything, everything.wiring
+        self._layer, self._call, self._number = layer, layer.call, number
+        self.nodes, self.missing = layer.nodes, layer.missing
+        self._core = layer.attention.core.name
+        self._cross = None if layer.cross is None else layer.cross.core.name
+        self._others: frozenset[str | None] = cores - {self._core, self._cross}
         self._is_alone = is_alone
-        self.members = self._wiring.members(call)
-        self.has_features_last = False
-        self.nodes: dict[str, str] = {}
-        self.missing: dict[str, str] = {}
 
     def give_names(self) -> None:
         """Find the additions of the layer, and name what is certain of them."""
-        own = Stream(self._wiring, self.members)
+        layer = self._layer
+        layer.members = self._wiring.members(self._call)
+        own = Stream(self._wiring, layer.members)
         found = bool(self._call.path) and self._follow(own, is_module=True)
-        if not found or not (self._number.is_of(self._call) or self._has_mlp()):
+        if not found or not (
+            self._number.is_of(self._call) or any(part.kind == "mlp" for part in self._terms)
+        ):
             found = self._follow(self._everything, is_module=False)
-            self.members |= self._between() if found else frozenset()
+            layer.members |= self._between() if found else frozenset()
         if not found:
             self._miss(KINDS, "no sum adds the attention's result to a stream that the attention reads")
             return
-        self.has_features_last = self._find_features()
+        # Attention shows that the stream's features lie last, and nothing denies it.
+        shown = [
+            (part.kind, has_features_last(self._wiring, self._branch(part.node))) for part in self._terms
+        ]
+        layer.has_features_last = ("attention", True) in shown and all(last is not False for _, last in shown)
         self._name_attention()
         self._name_sums()
         self._name_mlp()
-        self.nodes = {kind: self.nodes[kind] for kind in _ORDER if kind in self.nodes}
+        layer.nodes = {kind: self.nodes[kind] for kind in _ORDER if kind in self.nodes}
 
     def _miss(self, kinds: Sequence[str], reason: str) -> None:
         self.missing.update(dict.fromkeys(kinds, reason))
@@ -224,6 +213,7 @@ class Naming:
         self._at = self._additions.index(first)
         self._values = {value for one in self._additions for value in (one.source, one.total)}
         self._parts = [[part for term in one.terms for part in self._split(term)] for one in self._additions]
+        self._terms = [part for parts in self._parts for part in parts]
         return True
 
     def _extend(self) -> str:
@@ -247,7 +237,7 @@ class Naming:
 
     def _belongs(self, addition: Addition) -> bool | None:
         """True if an addition is of this layer; None where nothing says so."""
-        records = [record for term in addition.terms for record in self._above(term, addition).records]
+        records = self._added(addition)
         if any(record.name in self._others for record in records):
             return False
         if self._is_module or self._is_alone:
@@ -259,28 +249,27 @@ class Naming:
         }
         return verdicts.pop() if len(verdicts) == 1 else None
 
-    def _above(self, term: str, addition: Addition) -> Branch:
-        return branch_of(self._wiring, term, self._stream.members, (addition.source,))
+    def _added(self, addition: Addition) -> list[Record]:
+        """The records that the terms of an addition are made by."""
+        stop = (addition.source,)
+        branches = (branch_of(self._wiring, term, self._stream.members, stop) for term in addition.terms)
+        return [record for branch in branches for record in branch.records]
 
     def _why_not_leaving(self) -> str:
         """Why the last sum is not what leaves the module; '' where it is, normed or not."""
         wiring, last = self._wiring, self._additions[-1].total
         leaving = [
             name
-            for name in self.members & wiring.varying
+            for name in self._layer.members & wiring.varying
             if Ref(name) in wiring.program.outputs
-            or any(reader.name not in self.members for reader in wiring.readers.get(name, ()))
+            or any(reader.name not in self._layer.members for reader in wiring.readers.get(name, ()))
         ]
         if not any(self._stream.source(name) == last for name in leaving):
             return f"what leaves {str(self._call)!r} is not the last sum that attention is in, {last!r}"
-        if self._number.is_ambiguous and any(map(self._is_beside, self._everything.behind(self._additions))):
+        behind = self._everything.behind(self._additions) if self._number.is_ambiguous else ()
+        if any(all(one.name not in self._others for one in self._added(addition)) for addition in behind):
             return f"what is added behind {str(self._call)!r} may be of the same layer, or not"
         return ""
-
-    def _is_beside(self, addition: Addition) -> bool:
-        """True if an addition holds no attention of another layer."""
-        records = [record for term in addition.terms for record in self._above(term, addition).records]
-        return not any(record.name in self._others for record in records)
 
     def _between(self) -> frozenset[str]:
         """The records between the stream that enters and the last sum."""
@@ -289,12 +278,6 @@ class Naming:
         return self._wiring.above(self._additions[-1].total, members) - entering
 
     # -- what the terms are -------------------------------------------------------------------
-
-    def _all_terms(self) -> list[Term]:
-        return [part for parts in self._parts for part in parts]
-
-    def _has_mlp(self) -> bool:
-        return any(part.kind == "mlp" for part in self._all_terms())
 
     def _split(self, term: str) -> list[Term]:
         """The term as one part where all that it adds up is of one kind, else the parts of its operands."""
@@ -338,24 +321,16 @@ class Naming:
             if record.name in cone and record.name != core:
                 beside = [read for read in wiring.operands(record) if read not in cone and read not in above]
                 gates = is_elementwise(record) and record.op not in ADDITIONS
-                if not gates and any(map(self._is_float, beside)):
+                dtypes = [one.dtype if one else None for one in map(wiring.records.get, beside)]
+                if not gates and any(dtype is None or dtype.is_floating_point for dtype in dtypes):
                     return f"{record.name!r} joins attention with {beside[0]!r}"
         return ""
-
-    def _is_float(self, name: str) -> bool:
-        record = self._wiring.records.get(name)
-        return record is None or record.dtype is None or record.dtype.is_floating_point
-
-    def _find_features(self) -> bool:
-        """True if the stream's features are known to lie last: attention shows it, and nothing denies it."""
-        shown = [(p.kind, has_features_last(self._wiring, self._branch(p.node))) for p in self._all_terms()]
-        return ("attention", True) in shown and all(is_last is not False for _, is_last in shown)
 
     # -- names --------------------------------------------------------------------------------
 
     def _name_attention(self) -> None:
         for kind, name in (("attention", "attn_out"), ("cross", "cross_attn_out")):
-            parts = [part for part in self._all_terms() if part.kind == kind]
+            parts = [part for part in self._terms if part.kind == kind]
             if len(parts) == 1 and not parts[0].why:
                 self.nodes[name] = parts[0].node
             elif parts:
@@ -384,7 +359,7 @@ class Naming:
     def _name_entry(self, first: Addition) -> None:
         """resid_pre: what enters the layer's module, or what the first sum begins with."""
         entry = self._stream.unchanged(first.carried)
-        if self._is_module and first.source not in self.members:
+        if self._is_module and first.source not in self._layer.members:
             self.nodes["resid_pre"] = first.source
         elif self._is_module:
             self._miss(["resid_pre"], f"the first sum begins with {entry!r}, which is made within the layer")
@@ -416,9 +391,8 @@ class Naming:
         return ""
 
     def _name_mlp(self) -> None:
-        parts = self._all_terms()
-        mlps = [part for part in parts if part.kind == "mlp"]
-        others = [part.why for part in parts if not part.kind]
+        mlps = [part for part in self._terms if part.kind == "mlp"]
+        others = [part.why for part in self._terms if not part.kind]
         kinds = ["mlp_out", "pre", "post"]
         if len(mlps) > 1:
             nodes = " and ".join(repr(part.node) for part in mlps)
@@ -428,7 +402,7 @@ class Naming:
         elif not mlps:
             why = f"no term of the stream is an MLP for certain: {'; '.join(others)}"
             self._miss(kinds, why if others else "nothing but attention is added to the stream in this layer")
-        elif not self.has_features_last:
+        elif not self._layer.has_features_last:
             self._miss(kinds, "features are not known to be the last dimension of the stream")
         else:
             self.nodes["mlp_out"] = mlps[0].node
@@ -448,36 +422,7 @@ class Naming:
         neurons = find_neurons(self._wiring, self._branch(mlp.node))
         self.nodes |= neurons
         if not neurons:
-            reason = "the MLP is not one pair of projections with an activation between"
-            self._miss(["pre", "post"], reason)
-
-
-@dataclass(slots=True)
-class Layer:
-    """One layer: its call, its number in its stack, its attentions, and its nodes by kind.
-
-    The stream's kinds are found by sums. `attn_out` and `mlp_out` are the terms that are added
-    to the stream, after any norm of their own; `resid_mid` and `resid_post` are the sums, before
-    any norm of theirs. So resid_mid = resid_pre + attn_out and resid_post = resid_mid + mlp_out
-    hold in every sequential layer, wherever its norms are. A parallel layer has one sum only,
-    resid_post = resid_pre + attn_out + mlp_out, and no resid_mid; a layer without an MLP has
-    resid_post = resid_pre + attn_out. Where the layer norms its sums (BERT), what the next layer
-    reads is the normed value: it is that layer's resid_pre.
-
-    A kind is there only where it is certain; `missing` says of each other one why it is not.
-    `members` are the records of the layer. `has_features_last`: features are the last dimension of the
-    stream, for certain.
-    """
-
-    call: ModuleCall
-    stack: str
-    number: int
-    attention: Attention
-    cross: Attention | None = None
-    members: frozenset[str] = frozenset()
-    has_features_last: bool = False
-    nodes: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+            self._miss(["pre", "post"], "the MLP is not one pair of projections with an activation between")
 
 
 def find_layers(wiring: Wiring, attentions: list[Attention]) -> list[Layer]:
@@ -495,32 +440,23 @@ def find_layers(wiring: Wiring, attentions: list[Attention]) -> list[Layer]:
             continue
         same = next((layer for layer in found if call is not None and layer.call == call), None)
         if same is None:
-            found.append(Layer(call or ModuleCall(""), "", 0, attention))
+            found.append(Layer(call or ModuleCall(""), attention))
         elif id(attention) in crossing:
             same.cross = attention
     numbered = numbers_of([layer.call for layer in found])
     _number(found, numbered)
     cores = frozenset(attention.core.name for attention in attentions)
     for layer, number in zip(found, numbered, strict=True):
-        cross = None if layer.cross is None else layer.cross.core.name
-        naming = Naming(
-            everything,
-            layer.call,
-            number,
-            core=layer.attention.core.name,
-            cross=cross,
-            others=cores - {layer.attention.core.name, cross},
-            is_alone=len(found) == 1,
-        )
-        naming.give_names()
-        layer.members, layer.nodes, layer.missing = naming.members, naming.nodes, naming.missing
-        layer.has_features_last = naming.has_features_last
+        Naming(everything, layer, number, cores, is_alone=len(found) == 1).give_names()
     return found
 
 
 def _number(layers: Sequence[Layer], numbered: Sequence[LayerNumber]) -> None:
     """Give each layer its layer within its stack, and stacks a name where there are several."""
-    stacks = [stack_of(layer.call, number) for layer, number in zip(layers, numbered, strict=True)]
+    stacks = [
+        number.path if number.number is not None else layer.call.path.rpartition(".")[0]
+        for layer, number in zip(layers, numbered, strict=True)
+    ]
     names = short_names(list(dict.fromkeys(stacks)))
     for stack, name in names.items():
         members = [at for at, other in enumerate(stacks) if other == stack]
@@ -562,35 +498,30 @@ FINAL_SCALE = "ln_final_scale"
 
 
 def scale_of(wiring: Wiring, layer: Layer, kind: str) -> tuple[str | None, str]:
-    """The node of a layer's scale; or None, and why there is none."""
+    """The node of the scale of a norm, of a layer or behind the last one; or None, and why there is none."""
+    nodes = layer.nodes
+    if kind == FINAL_SCALE:
+        names = field_names(wiring.program, "logits") or ()
+        if len(names) != 1 or "resid_post" not in nodes:
+            return None, "this model returns no logits that are made of its stream"
+        return _between(wiring, nodes["resid_post"], names[0])
     if kind == "ln1_scale":
-        begin, found = layer.nodes.get("resid_pre"), layer.attention.activations.get("q")
-        end = None if found is None else found.node
-        what = "queries"
+        query = layer.attention.activations.get("q")
+        begin, end, what = nodes.get("resid_pre"), query.node if query else None, "queries"
     else:
-        begin = layer.nodes.get("resid_mid") or layer.nodes.get("resid_pre")
-        end, what = layer.nodes.get("mlp_out"), "mlp_out"
+        begin = nodes.get("resid_mid") or nodes.get("resid_pre")
+        end, what = nodes.get("mlp_out"), "mlp_out"
     if begin is None or end is None:
         return None, f"its stream or its {what} could not be determined"
     return _between(wiring, begin, end)
 
 
-def final_scale(wiring: Wiring, last: Layer) -> tuple[str | None, str]:
-    """The node of the final norm's scale; or None, and why there is none."""
-    names = field_names(wiring.program, "logits") or ()
-    begin = last.nodes.get("resid_post")
-    if len(names) != 1 or begin is None:
-        return None, "this model returns no logits that are made of its stream"
-    return _between(wiring, begin, names[0])
-
-
 def _between(wiring: Wiring, begin: str, end: str) -> tuple[str | None, str]:
     """The first 1/√ of the stream's own numbers on the way from one of its values."""
-    cone, everything = wiring.cone(begin), frozenset(wiring.records)
-    between = wiring.above(end, everything, frozenset({begin})) & cone
-    for name in sorted(between, key=wiring.order.__getitem__):
+    cone = wiring.cone(begin)
+    for name in sorted(wiring.above(end, until={begin}) & cone, key=wiring.order.__getitem__):
         record, shape = wiring.records[name], wiring.shape(name)
-        above = wiring.above(name, everything, frozenset({begin})) & cone
+        above = wiring.above(name, until={begin}) & cone
         if not all(is_light(wiring.records[one]) for one in above):
             break  # behind the norm
         if record.op in NORMS:

@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 
-from conewise.anatomy.attention import Activation, Attention, find_attention, weight_of
-from conewise.anatomy.attention_axes import natural_axes
+from conewise.anatomy.attention import Activation, Attention, find_attention, natural_axes, weight_of
 from conewise.anatomy.axes import Axes, Axis, Kept, Selection, View, regroup, resolved, view_of
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
 from conewise.anatomy.recurrence import READ, WRITE, find_recurrences
-from conewise.anatomy.residual_names import FINAL_SCALE, SCALES, Layer, final_scale, find_layers, scale_of
+from conewise.anatomy.residual_names import FINAL_SCALE, SCALES, Layer, find_layers, scale_of
 from conewise.anatomy.wiring import Wiring
 from conewise.errors import MissingSiteError, PatchError, Piece, describe, nearest
 from conewise.program.records import ModulePort, Program, Record
-from conewise.program.sizes import Size
 from conewise.program.tensors import Tensor, mean_of
 from conewise.program.walk import Rule, compile_rule
 
@@ -140,12 +138,11 @@ WHERE_IN_DICTIONARY: Mapping[str, str] = {
 _CALL = re.compile(r"(.+)[#@]([0-9]+)((?:\.(?:input|output)(?:\.[0-9]+)?)?)")
 """One call of a module, as names write it, or as they were written once: `a#1`, `a@1`, `a#1.input`."""
 
-_HOOKS = {
-    **{kind: f"attn.hook_{kind}" for kind in ("q", "k", "v", "rot_q", "rot_k", "z", "result")},
-    **{kind: f"attn.hook_{kind}" for kind in ("attn_scores", "pattern")},
-    **{kind: f"mlp.hook_{kind}" for kind in ("pre", "pre_linear", "post")},
-    **{kind: f"mlp.hook_{kind}" for kind in ("router_logits", "expert_weights")},
+_PARTS = {
+    "attn": ("q", "k", "v", "rot_q", "rot_k", "z", "result", "attn_scores", "pattern"),
+    "mlp": ("pre", "pre_linear", "post", "router_logits", "expert_weights"),
 }
+_HOOKS = {kind: f"{part}.hook_{kind}" for part, kinds in _PARTS.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,12 @@ class SiteTable:
         self._wiring = Wiring(program)
         attentions = find_attention(self._wiring)
         self.model_layers = find_layers(self._wiring, attentions)
-        self.why_no_kinds = "" if self.model_layers else _why_no_kinds(len(attentions))
+        self.why_no_kinds = "" if self.model_layers else "no attention was found in its graph"
+        if attentions and not self.model_layers:
+            self.why_no_kinds = (
+                f"{len(attentions)} attentions were found, several in one module, so no path says which "
+                "layer each is of"
+            )
         self._by_name: dict[str, Site] = {}
         self._by_kind: dict[tuple[str, str, int], Site] = {}
         self._missing: dict[tuple[str, str, int], tuple[Piece, ...]] = {}
@@ -276,16 +278,12 @@ class SiteTable:
         made.why_no_kinds, made._missing = self.why_no_kinds, dict(self._missing)
         made.model_layers = [_operated_layer(one, program, renamed, there, why) for one in self.model_layers]
         inner = tuple(f"{path}." for path in without)
+        ends = {f"{path}.{way}" for path in without for way in ("input", "output")}
         sites = (
             _operated_site(site, program, renamed)
             for site in self
             if site.kind != "op"
-            and not (
-                inner
-                and site.layer is None
-                and site.name.startswith(inner)
-                and site.name not in _ends(without)
-            )
+            and (site.layer is not None or not site.name.startswith(inner) or site.name in ends)
         )
         made._by_name = {site.name: site for site in sites if site is not None and site.node in there}
         made._by_kind = {
@@ -311,24 +309,16 @@ class SiteTable:
             return replace(one, view=one.view.narrowed(shapes[one.node], kept[one.node]))
 
         def attention(own: Attention) -> Attention:
-            views = {
-                kind: one.view.narrowed(shapes[one.node], kept[one.node]) if one.node in kept else one.view
-                for kind, one in own.activations.items()
-            }
-            known = {
-                kind: Activation(own.activations[kind].node, view)
-                for kind, view in views.items()
-                if view is not None
-            }
+            known: dict[str, Activation] = {}
+            for kind, one in own.activations.items():
+                view = one.view.narrowed(shapes[one.node], kept[one.node]) if one.node in kept else one.view
+                if view is not None:
+                    known[kind] = Activation(one.node, view)
             is_cut = own.projection is not None and any(name in kept for name in own.projection.inputs)
             return replace(own, activations=known, operand=None if is_cut else own.operand)
 
         self.model_layers = [
-            replace(
-                layer,
-                attention=attention(layer.attention),
-                cross=None if layer.cross is None else attention(layer.cross),
-            )
+            replace(layer, attention=attention(layer.attention), cross=layer.cross and attention(layer.cross))
             for layer in self.model_layers
         ]
         self._by_name = {name: site(one) for name, one in self._by_name.items()}
@@ -354,9 +344,8 @@ class SiteTable:
 
     def layers(self, kind: str, stack: str = "") -> tuple[int, ...]:
         """The layers that have this kind."""
-        if kind in SCALES:
-            return tuple(sorted(at for k, s, at in self._scales if (k, s) == (kind, stack)))
-        return tuple(sorted(layer for k, s, layer in self._by_kind if (k, s) == (kind, stack)))
+        known = self._scales if kind in SCALES else self._by_kind
+        return tuple(sorted(layer for k, s, layer in known if (k, s) == (kind, stack)))
 
     @property
     def missing(self) -> Mapping[tuple[str, str, int], tuple[Piece, ...]]:
@@ -368,8 +357,11 @@ class SiteTable:
 
         Raises MissingSiteError with the reason where it is known, else with the nearest names.
         """
+        by_kind = self._by_kind
         if kind_or_name in {*SCALES, FINAL_SCALE}:
-            return self._scale(kind_or_name, layer, stack)
+            if not any(one.stack == stack for one in self.model_layers):
+                raise MissingSiteError(f"no {kind_or_name!r} here: {self.why_no_kinds or 'no such stack'}.")
+            by_kind, layer = self._scales, -1 if kind_or_name == FINAL_SCALE else layer
         if layer is None:
             if kind_or_name in self._by_name:
                 return self._by_name[kind_or_name]
@@ -388,15 +380,14 @@ class SiteTable:
             kind, _, number = kind_or_name.rpartition(".")
             if kind in self.kinds and re.fullmatch("-?[0-9]+", number):  # resid_post.10, z.-1
                 return self.find(kind, int(number), stack)
-            if kind_or_name in self.kinds:
+            if kind_or_name in {*self.kinds, *SCALES}:
                 raise MissingSiteError(
                     f"{kind_or_name!r} is a kind of site, one in each layer: say which, as in "
                     f"`site({kind_or_name!r}, layer=0)`."
                 )
             raise self._unknown(kind_or_name)
-        found = self._by_kind.get((kind_or_name, stack, layer))
-        if found is not None:
-            return found
+        if (kind_or_name, stack, layer) in by_kind:
+            return by_kind[kind_or_name, stack, layer]
         stacks = list(dict.fromkeys(layer.stack for layer in self.model_layers))
         if stack not in stacks and stacks:
             raise MissingSiteError(
@@ -407,12 +398,14 @@ class SiteTable:
             known = list(self.layers(kind_or_name, stack))
         if layer < 0 and known:
             layer += known[-1] + 1
-        site = self._by_kind.get((kind_or_name, stack, layer))
-        if site is not None:
-            return site
+        if (kind_or_name, stack, layer) in by_kind:
+            return by_kind[kind_or_name, stack, layer]
         having = self.layers(kind_or_name, stack)
         at = layer if layer in known or having else min(known, default=layer)
         reason = self._missing.get((kind_or_name, stack, at))
+        if by_kind is not self._by_kind and at in known:
+            own = next(one for one in self.model_layers if (one.stack, one.number) == (stack, at))
+            reason = (scale_of(self._wiring, own, kind_or_name)[1],)
         if reason:
             raise MissingSiteError(f"layer {at} has no {kind_or_name!r}: ", *reason, ".")
         if having and layer not in known:
@@ -425,17 +418,20 @@ class SiteTable:
 
     @cached_property
     def _scales(self) -> dict[tuple[str, str, int], Site]:
-        """The scales of norms, where nodes hold them. No list of kinds has them: few look for them."""
+        """The scales of norms, where nodes hold them. No list of kinds has them: few look for them.
+
+        That behind a stack is one of its last layer.
+        """
         found: dict[tuple[str, str, int], Site] = {}
+        last = {one.stack: one for one in sorted(self.model_layers, key=lambda one: one.number)}
         for layer in self.model_layers:
-            for kind in SCALES:
+            for kind in (*SCALES, FINAL_SCALE) if layer is last[layer.stack] else SCALES:
                 node, _ = scale_of(self._wiring, layer, kind)
                 if node is not None:
-                    name = _name(kind, layer.stack, layer.number)
-                    view = self._scale_view(layer, node)
-                    found[kind, layer.stack, layer.number] = Site(
-                        name, kind, node, view, layer.number, layer.stack
-                    )
+                    is_final, view = kind == FINAL_SCALE, self._scale_view(layer, node)
+                    name = kind if is_final else _name(kind, layer.stack, layer.number)
+                    number = None if is_final else layer.number
+                    found[kind, layer.stack, layer.number] = Site(name, kind, node, view, number, layer.stack)
         return found
 
     def _scale_view(self, layer: Layer, node: str) -> View | None:
@@ -447,29 +443,6 @@ class SiteTable:
             return None
         packing = tuple(tuple(axis for axis in packed if axis != "d_model") for packed in view.packing)
         return View(tuple(axis for axis in view.axes if axis != "d_model"), packing, view.lengths)
-
-    def _scale(self, kind: str, layer: int | None, stack: str) -> Site:
-        """The scale of a norm. Raises MissingSiteError, and says why it is not there."""
-        own = sorted((one for one in self.model_layers if one.stack == stack), key=lambda one: one.number)
-        if not own:
-            raise MissingSiteError(f"no {kind!r} here: {self.why_no_kinds or 'no such stack'}.")
-        if kind == FINAL_SCALE:
-            node, why = final_scale(self._wiring, own[-1])
-            if node is None:
-                raise MissingSiteError(f"no {kind!r} here: {why}.")
-            return Site(kind, kind, node, self._scale_view(own[-1], node), None, stack)
-        if layer is None:
-            raise MissingSiteError(
-                f"{kind!r} is one in each layer: say which, as in `site({kind!r}, layer=0)`."
-            )
-        at = layer + own[-1].number + 1 if layer < 0 else layer
-        if (kind, stack, at) in self._scales:
-            return self._scales[kind, stack, at]
-        found = [one for one in own if one.number == at]
-        if not found:
-            raise MissingSiteError(_no_layer(at, [one.number for one in own]))
-        _, why = scale_of(self._wiring, found[0], kind)
-        raise MissingSiteError(f"layer {at} has no {kind!r}: {why}.")
 
     def _renamed(self, name: str) -> str:
         """The name of a call as the table has it: `a#1` for `a@1`; `a` for `a#0` where it is called once."""
@@ -531,11 +504,6 @@ def _layer_sites(wiring: Wiring, layer: Layer) -> Iterator[Site]:
             yield site(f"{prefix}result", z.node, z.view, result)
 
 
-def _ends(paths: Sequence[str]) -> set[str]:
-    """The names of what goes into the modules at these paths, and of what comes out."""
-    return {f"{path}.{way}" for path in paths for way in ("input", "output")}
-
-
 def _operated_site(site: Site, program: Program, renamed: Mapping[str, str]) -> Site | None:
     """A site after a surgery: where it was a value that is renamed, it is the other one."""
     result = site.result
@@ -552,27 +520,25 @@ def _operated_layer(
     """A layer after a surgery: where a kind was a value that is renamed, it is the other one."""
 
     def attention(own: Attention) -> Attention:
-        kept = {
+        moved = {
             kind: replace(one, node=renamed.get(one.node, one.node)) for kind, one in own.activations.items()
         }
-        gone = {kind: (why,) for kind, one in kept.items() if one.node not in there}
+        gone = {kind: (why,) for kind, one in moved.items() if one.node not in there}
         return replace(
             own,
             core=program.record_of.get(own.core.name, own.core),
-            projection=None if own.projection is None else program.record_of.get(own.projection.name),
-            activations={kind: one for kind, one in kept.items() if kind not in gone},
+            projection=own.projection and program.record_of.get(own.projection.name),
+            activations={kind: one for kind, one in moved.items() if kind not in gone},
             missing={**own.missing, **gone},
         )
 
     nodes = {kind: renamed.get(node, node) for kind, node in layer.nodes.items()}
-    missing = {**layer.missing, **{kind: why for kind, node in nodes.items() if node not in there}}
-    cross = None if layer.cross is None else attention(layer.cross)
     return replace(
         layer,
         nodes={kind: node for kind, node in nodes.items() if node in there},
-        missing=missing,
+        missing={**layer.missing, **{kind: why for kind, node in nodes.items() if node not in there}},
         attention=attention(layer.attention),
-        cross=cross,
+        cross=layer.cross and attention(layer.cross),
         members=layer.members.intersection(there),
     )
 
@@ -589,21 +555,20 @@ def _stream_view(wiring: Wiring, layer: Layer, node: str, natural: tuple[str, st
     shape, lead = wiring.shape(node), layer.attention.lead
     if shape is None or not layer.has_features_last:
         return None
-    if lead is None:
-        lead = _lead_by_sizes(wiring, _stream_shape(wiring, layer))
+    lead = lead or _lead_by_sizes(wiring, layer)
     if lead is None:
         return None
-    # Attention may turn what it reads (`nn.MultiheadAttention`): then the stream fits the other way only.
-    packed = _grouped(lead, natural[-1], shape) or _grouped(lead[::-1], natural[-1], shape)
+    for own in (lead, lead[::-1]):  # attention may turn what it reads (`nn.MultiheadAttention`)
+        packed = regroup((*((axis,) for axis in own), (Axis(natural[-1], shape[-1]),)), shape)
+        if packed:
+            break
     return view_of(packed, natural_axes(wiring, packed or (), natural), wiring.program.sizes)
 
 
-def _grouped(lead: tuple[Axis, ...], features: str, shape: tuple[Size, ...]) -> Axes | None:
-    return regroup((*((axis,) for axis in lead), (Axis(features, shape[-1]),)), shape)
-
-
-def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis, ...] | None:
+def _lead_by_sizes(wiring: Wiring, layer: Layer) -> tuple[Axis, ...] | None:
     """The axes in front of a stream's features, known by their sizes; a fixed batch comes first."""
+    kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
+    shape = next((wiring.shape(layer.nodes[kind]) for kind in kinds if kind in layer.nodes), None)
     known = wiring.program.dimensions
     if shape is None or len(shape) != 3 or known.doubt or known.is_unbatched:
         return None
@@ -613,12 +578,6 @@ def _lead_by_sizes(wiring: Wiring, shape: tuple[Size, ...] | None) -> tuple[Axis
             names = (role, other) if dim == 0 else (other, role)
             return tuple(Axis(name, size) for name, size in zip(names, shape[:2], strict=True))
     return None if known.batch else (Axis("batch", shape[0]), Axis("pos", shape[1]))
-
-
-def _stream_shape(wiring: Wiring, layer: Layer) -> tuple[Size, ...] | None:
-    """The shape of the stream, where a value of it is known."""
-    kinds = ("attn_out", "resid_pre", "resid_post", "mlp_out")
-    return next((wiring.shape(layer.nodes[kind]) for kind in kinds if kind in layer.nodes), None)
 
 
 def _module_sites(wiring: Wiring, port: ModulePort, path: str) -> Iterator[Site]:
@@ -644,14 +603,6 @@ def _module_sites(wiring: Wiring, port: ModulePort, path: str) -> Iterator[Site]
 def _listed(names: Sequence[str]) -> str:
     """Names in short."""
     return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
-
-
-def _why_no_kinds(attentions: int) -> str:
-    if not attentions:
-        return "no attention was found in its graph"
-    return (
-        f"{attentions} attentions were found, several in one module, so no path says which layer each is of"
-    )
 
 
 def _no_layer(layer: int, known: Sequence[int]) -> str:

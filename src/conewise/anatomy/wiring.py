@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx, int8, nn
+from torch import fx, int8, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from conewise.anatomy.placements import Placements, placements_of
@@ -37,9 +37,15 @@ from conewise.program.records import (
 from conewise.program.sizes import Size
 
 
-def _is_quantised(value: Tensor) -> bool:
-    """True for a buffer that holds a weight as integers: it is multiplied with scales where it is read."""
-    return value.dtype == int8 and value.ndim > 1
+def reached(starts: Iterable[str], onward: Callable[[str], Iterable[str]]) -> dict[str, None]:
+    """The names that are reached from `starts`, which are among them, by steps that `onward` gives."""
+    found = dict.fromkeys(starts)
+    left = list(found)
+    while left:
+        fresh = [name for name in onward(left.pop()) if name not in found]
+        found.update(dict.fromkeys(fresh))
+        left += fresh
+    return found
 
 
 class Wiring:
@@ -49,7 +55,12 @@ class Wiring:
         self.program = program
         self.records, self.order = program.record_of, program.order
         self.readers, self.varying = program.readers, program.varying
-        parametric = {one.name for one in program.sources if one.is_parameter or _is_quantised(one.value)}
+        # A buffer that holds a weight as integers is multiplied with scales where it is read.
+        parametric = {
+            one.name
+            for one in program.sources
+            if one.is_parameter or (one.value.dtype == int8 and one.value.ndim > 1)
+        }
         for record in program.records:
             if record.name not in self.varying and not parametric.isdisjoint(record.inputs):
                 parametric.add(record.name)
@@ -122,27 +133,27 @@ class Wiring:
 
     def cone(self, start: str, members: frozenset[str] | None = None) -> frozenset[str]:
         """The names that depend on `start`, itself not included; within `members` if given."""
-        cone: set[str] = set()
-        queue = [start]
-        while queue:
-            for reader in self.readers.get(queue.pop(), ()):
-                if reader.name not in cone and (members is None or reader.name in members):
-                    cone.add(reader.name)
-                    queue.append(reader.name)
-        return frozenset(cone)
+
+        def onward(name: str) -> Iterator[str]:
+            for reader in self.readers.get(name, ()):
+                if members is None or reader.name in members:
+                    yield reader.name
+
+        return frozenset(reached(onward(start), onward))
 
     def above(
-        self, name: str, members: frozenset[str], until: frozenset[str] = frozenset()
+        self,
+        name: str,
+        members: frozenset[str] | None = None,
+        until: Collection[str] = frozenset(),
     ) -> frozenset[str]:
         """`name` and the varying records that it depends on: within `members`, not of `until` nor past it."""
-        found: set[str] = set()
-        queue = [name]
-        while queue:
-            current = queue.pop()
-            if current in members and current not in until and current not in found:
-                found.add(current)
-                queue += self.operands(self.records[current])
-        return frozenset(found)
+        inside: Collection[str] = self.records if members is None else members
+
+        def kept(names: Iterable[str]) -> Iterator[str]:
+            return (one for one in names if one in inside and one not in until)
+
+        return frozenset(reached(kept([name]), lambda one: kept(self.operands(self.records[one]))))
 
     def members(self, call: ModuleCall) -> frozenset[str]:
         """The records that were made under one call of a module; all of them for the root."""
@@ -210,10 +221,10 @@ class AffinePath:
 
 def affine_path(wiring: Wiring, starts: Collection[str], end: str) -> AffinePath:
     """Return the records from `starts` to `end`, as steps that are affine in the values of the starts."""
-    everything, begun = frozenset(wiring.records), frozenset(starts)
+    begun = frozenset(starts)
     if end in begun:
         return AffinePath(end, ())
-    above = wiring.above(end, everything, begun)
+    above = wiring.above(end, until=begun)
     steps: dict[str, Step] = {}
     bent: dict[str, Record] = {}
     for name in sorted(above, key=wiring.order.__getitem__):
@@ -224,32 +235,17 @@ def affine_path(wiring: Wiring, starts: Collection[str], end: str) -> AffinePath
         curved = tuple(read for read in reads if read in bent)
         if not carried and not curved:
             continue
-        step = (
-            _step(record, carried, curved) if carried and all(_is_scale(wiring, c) for c in curved) else None
-        )
+        # What is curved may be a scale: one number for all features.
+        are_scales = all((wiring.shape(name) or (0,))[-1] == 1 for name in curved)
+        step = _step(record, carried, curved) if carried and are_scales else None
         if step is not None:
             steps[name] = step
         else:
             bent[name] = bent[curved[0]] if curved else record
     if end not in steps:
         return AffinePath(end, (), bent.get(end))
-    return AffinePath(end, _needed(steps, end))
-
-
-def _needed(steps: dict[str, Step], end: str) -> tuple[Step, ...]:
-    needed, queue = {end}, [end]
-    while queue:
-        for name in steps[queue.pop()].carried:
-            if name in steps and name not in needed:
-                needed.add(name)
-                queue.append(name)
-    return tuple(step for name, step in steps.items() if name in needed)
-
-
-def _is_scale(wiring: Wiring, name: str) -> bool:
-    """True if a value is one number for all features."""
-    shape = wiring.shape(name)
-    return bool(shape) and shape is not None and shape[-1] == 1
+    needed = reached([end], lambda name: [one for one in steps[name].carried if one in steps])
+    return AffinePath(end, tuple(step for name, step in steps.items() if name in needed))
 
 
 def _step(record: Record, carried: tuple[str, ...], curved: tuple[str, ...]) -> Step | None:

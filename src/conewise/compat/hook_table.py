@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from conewise.anatomy.attention_axes import through_layout
+from conewise.anatomy.attention import through_layout
 from conewise.anatomy.places import PlaceLike
 from conewise.anatomy.wiring import Wiring, affine_path
 from conewise.compat.matrices import Matrices, Norm, Written, is_alike, norm_of

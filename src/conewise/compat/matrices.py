@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conewise.anatomy.attention import weight_of
-from conewise.anatomy.attention_axes import projection_above, through_layout
+from conewise.anatomy.attention import projection_above, through_layout, weight_of
 from conewise.anatomy.places import Place
 from conewise.anatomy.wiring import Wiring
 from conewise.errors import MissingSiteError
