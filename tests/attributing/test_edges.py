@@ -218,7 +218,7 @@ def test_projections_by_head_are_those_of_whole_projections(
         seen.append(given[5])
 
     monkeypatch.setattr(edge_scores, "head_slices", none)
-    monkeypatch.delitem(vars(model), "_edge_tables")  # what was found is kept
+    monkeypatch.delitem(vars(model), "_attributed_cells")  # what was found is kept
     whole = model.attribute(model.edges(), **asked, method="eap-ig", steps=2).run()
     assert len(seen) == 6  # queries, keys and values of two layers
     torch.testing.assert_close(found.effect, whole.effect, rtol=1e-4, atol=1e-4)

@@ -440,6 +440,7 @@ class PieceUnderWay:
                 asked.cells.reads,
                 self.weights.whole,
                 is_one_pass=asked.method.is_one_pass,
+                may_replay=asked.max_memory is None,
             )
             if share.chunks:
                 budget = asked.max_memory

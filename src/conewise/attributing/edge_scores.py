@@ -6,10 +6,10 @@ of the stream, through the reader's own norm and projection.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from conewise.anatomy.components import Reader
 from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Cell
 from conewise.attributing.relevance import Relevance
-from conewise.attributing.work import Work
+from conewise.attributing.work import OnePass, Work
 from conewise.circuits.replaced_parts import EdgeFacts
 from conewise.circuits.walks import HeadSlices, Walks, by_head, head_slices
 from conewise.errors import EdgeError, SweepError
@@ -29,13 +29,8 @@ from conewise.runs.captured import Captured
 from conewise.runs.gradients import Branch, Recorded
 from conewise.sweeps.execution.batch import edge_stacks
 from conewise.sweeps.planning.layout import repeated
-from conewise.sweeps.planning.planner import keep
 
 Site = tuple[str, int | None, str]
-
-KEPT = 8
-"""The number of tables that are kept with a model."""
-_TABLES = "_edge_tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class EdgeTable:
     """
 
     def __init__(self, model: Captured, cells: tuple[Cell, ...]) -> None:
-        self.model, self.cells = model, cells
+        self.model, self.cells, self.given = model, cells, cells
         sets = [[_edge(place) for place in cell.places] for cell in cells]
         known = {entry: facts for facts in edge_stacks(model) for entry in facts.components.entries}
         self.facts: dict[str, EdgeFacts] = {}
@@ -168,22 +163,6 @@ class EdgeTable:
         return found.new_zeros(len(self.cells), found.shape[1]).index_add_(0, self.cell_of, found)
 
 
-def edge_table(model: Captured, cells: tuple[Cell, ...]) -> EdgeTable:
-    """Return the table of these cells, which is kept while the cells are: a new pair of prompts finds it."""
-    found = known_table(model, cells)
-    if found is None:
-        found = EdgeTable(model, cells)
-        keep(vars(model)[_TABLES], id(cells), found, KEPT)
-    return found
-
-
-def known_table(model: Captured, cells: tuple[Cell, ...]) -> EdgeTable | None:
-    """Return the table of these cells if it is kept."""
-    kept: OrderedDict[int, EdgeTable] = vars(model).setdefault(_TABLES, OrderedDict())
-    found = kept.get(id(cells))
-    return found if found is not None and found.cells is cells else None
-
-
 def _site(place: Place) -> Site:
     return place.name, place.layer, place.stack
 
@@ -203,38 +182,70 @@ AT_ONCE = 1 << 26
 """The numbers of stacked streams that are differentiated through at a time."""
 
 
-class EdgeScores:
-    """The effects of some edges in one batch, of the gradients by what their readers read."""
+class EdgeScores(OnePass):
+    """Edge attribution patching, of the gradients by what the readers of edges read.
 
-    def __init__(self, work: Work, table: EdgeTable, relevance: Relevance | None = None) -> None:
-        self._work, self._table, self._relevance = work, table, relevance
+    (part of the source − part of the base) · the gradient in the base, by what the reader alone reads; with
+    `rules`, what these pass back stands in its place. By those of relevance patching, edges into queries and
+    keys have none: attention's pattern is a constant.
+    """
+
+    def __init__(self, work: Work, table: EdgeTable, rules: type[Relevance] | None = None) -> None:
+        super().__init__(work, rules)
+        self._table = table
+
+    def forward(
+        self, given: Mapping[str, Tensor] = MappingProxyType({}), of: range | None = None
+    ) -> Recorded:
+        """See `OnePass`. `given` are other values than the base's at some nodes.
+
+        `of`: the effects of some writers alone, by the gradients of readers behind them; those of others are
+        0.
+        """
+        work, table = self._work, self._table
+        self._of = of
+        self._entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
+        branches = {key: branch for key, branch in table.branches.items() if key[0] in self._entries}
+        others = [one for one in table.others if one.entry in self._entries]
+        nodes = [*given, *self._entries, *(one.node for one in others)]
+        values = work.record(nodes, given=given, branches=tuple(branches.values()), relevance=self._relevance)
+        self._wanted = {key: values[branch.name] for key, branch in branches.items()}
+        self._wanted |= {one.key: values[one.node] for one in others}
+        self._known, self._values = self._projections(), values
+        if work.is_recording:
+            for entry in self._entries:
+                self._more(entry)
+        return values
+
+    def wanted(self) -> list[Tensor]:
+        """See `OnePass`."""
+        return list(self._wanted.values())
+
+    def backward(self, gradients: Sequence[Tensor]) -> Tensor:
+        """See `OnePass`. [row of the table, prompt], with positions behind that where edges are at some."""
+        by_slot, rows = dict(zip(self._wanted, gradients, strict=True)), []
+        for entry, slots in self._table.by_entry.items():
+            stack = self._read_gradients(entry, slots, by_slot) if entry in self._entries else None
+            rows.append(self._rows(entry, sum(one.heads for one in slots), stack, self._of))
+        return torch.cat(rows).double()
+
+    def finish(self, numbers: Tensor) -> Tensor:
+        """See `OnePass`."""
+        return self._table.by_cell(numbers)
+
+    def has_nan(self) -> Tensor:
+        """See `OnePass`."""
+        return torch.stack([self._more(entry).isnan().any() for entry in self._entries]).any()
 
     def tables(self, given: Mapping[str, Tensor], of: range | None = None) -> list[tuple[Tensor, bool]]:
         """For each metric the effects by row of the table, and whether it is one number for all prompts.
 
-        `given` are other values than the base's at some nodes. `of`: the effects of some writers alone, by
-        the gradients of readers behind them; those of others are 0.
+        See `forward` for what is given.
         """
-        work, table = self._work, self._table
-        entries = [entry for entry in table.facts if of is None or of.start < table.writers(entry)]
-        branches = {key: branch for key, branch in table.branches.items() if key[0] in entries}
-        others = [one for one in table.others if one.entry in entries]
-        nodes = [*given, *entries, *(one.node for one in others)]
-        values = work.record(nodes, given=given, branches=tuple(branches.values()), relevance=self._relevance)
-        wanted = {key: values[branch.name] for key, branch in branches.items()}
-        wanted |= {one.key: values[one.node] for one in others}
-        known = self._projections()
-        found = []
-        for measured, is_last in work.measured(values):
-            gradients = work.gradients(measured, list(wanted.values()), is_last=is_last)
-            by_slot = dict(zip(wanted, gradients, strict=True))
-            rows = []
-            for entry, slots in table.by_entry.items():
-                stack = (
-                    self._read_gradients(entry, slots, by_slot, values, known) if entry in entries else None
-                )
-                rows.append(self._rows(entry, sum(one.heads for one in slots), stack, of))
-            found.append((torch.cat(rows).double().cpu(), measured.is_shared))
+        values, found = self.forward(given, of), []
+        for measured, is_last in self._work.measured(values):
+            gradients = self._work.gradients(measured, self.wanted(), is_last=is_last)
+            found.append((self.backward(gradients).cpu(), measured.is_shared))
         return found
 
     def _read_gradients(
@@ -242,34 +253,32 @@ class EdgeScores:
         entry: str,
         slots: Sequence[Slot],
         gradients: dict[tuple[str, str], Tensor],
-        values: Recorded,
-        known: Projections,
     ) -> Tensor:
         """[head of a slot, batch, pos, d_model]: the gradients by what the readers of an entry read."""
         found: dict[tuple[str, str], Tensor] = {}
         by_norm: dict[str, list[tuple[Slot, HeadSlices, Tensor]]] = {}
         for one in slots:
-            gradient, slices = gradients.pop(one.key), known.slices.get(one.key)
+            gradient, slices = gradients.pop(one.key), self._known.slices.get(one.key)
             if one.key in self._table.branches:
                 found[one.key] = self._shown(entry, gradient)
             elif slices is None:
-                found[one.key] = self._through(one, gradient, values)
+                found[one.key] = self._through(one, gradient)
             else:
                 by_norm.setdefault(slices.operand, []).append((one, slices, gradient))
             if one.key not in self._table.branches:
                 records = self._table.facts[entry].readers.count(entry, (one.slot,))
                 self._work.count(2 * one.heads * records)
         for operand, some in by_norm.items():
-            found |= self._through_norm(entry, operand, some, values, known)
+            found |= self._through_norm(entry, operand, some)
         return torch.cat([found[one.key] for one in slots]) if len(slots) > 1 else found[slots[0].key]
 
     def _shown(self, entry: str, gradient: Tensor) -> Tensor:
         """[1, batch, pos, d_model] of a gradient by the stream's value."""
         return self._table.facts[entry].parts.shown(self._work.read, entry, gradient)[None]
 
-    def _through(self, slot: Slot, gradient: Tensor, values: Recorded) -> Tensor:
+    def _through(self, slot: Slot, gradient: Tensor) -> Tensor:
         """The gradients by what each head of a slot reads, of the gradient by the slot's node."""
-        work, facts = self._work, self._table.facts[slot.entry]
+        work, facts, values = self._work, self._table.facts[slot.entry], self._values
 
         def read(name: str) -> Any:
             return values[name].detach() if name in values else work.read(name)
@@ -327,8 +336,6 @@ class EdgeScores:
         entry: str,
         operand: str,
         some: Sequence[tuple[Slot, HeadSlices, Tensor]],
-        values: Recorded,
-        known: Projections,
     ) -> dict[tuple[str, str], Tensor]:
         """The gradients by what heads read, where slots read one norm: projections by head, the norm once."""
         work, facts = self._work, self._table.facts[entry]
@@ -339,13 +346,13 @@ class EdgeScores:
             own = by_head(view, gradient, work.base._sizes, slot.axis).permute(2, 0, 1, 3)
             stacks.append(torch.bmm(own.flatten(1, 2), slices.weight.detach().transpose(1, 2)))
         stack = torch.cat(stacks)
-        value = values[entry].detach()
+        value = self._values[entry].detach()
         stream = facts.parts.shown(work.read, entry, value)
         if operand != entry:
             with recording():
                 copies = repeated(value, 0, len(stack)).clone().requires_grad_()
                 walk = some[0][1].norm
-                walks = known.walks[facts.components.stack]
+                walks = self._known.walks[facts.components.stack]
                 made = walks.run(walk, {entry: copies}, len(stack), relevance=self._relevance)[operand]
                 (found,) = torch.autograd.grad(made, copies, stack.reshape(made.shape))
         else:
@@ -372,7 +379,7 @@ class EdgeScores:
     def _rows(self, entry: str, heads: int, stack: Tensor | None, of: range | None) -> Tensor:
         """[row, prompt] of one entry: what writers would write more, times the gradients by what is read."""
         count = self._table.writers(entry)
-        more = self._work.batch.edges.changes_at(entry)[:count]
+        more = self._more(entry)[:count]
         if stack is None:
             along = more.shape[1:3] if self._table.positions is not None else more.shape[1:2]
             return more.new_zeros(heads * count, *along)
@@ -382,6 +389,10 @@ class EdgeScores:
         whole = found.new_zeros(heads, count, *found.shape[2:])
         whole[:, of.start : of.stop] = found
         return whole.flatten(0, 1)
+
+    def _more(self, entry: str) -> Tensor:
+        """[writer, batch, pos, d_model]: what writers would write more."""
+        return self._work.batch.edges.changes_at(entry, is_checked=not self._work.is_recording)
 
     def _products(self, stack: Tensor, more: Tensor) -> Tensor:
         """[head, writer, batch], with positions behind that where edges are at some."""
@@ -393,25 +404,13 @@ class EdgeScores:
         pairs = zip(stack.unbind(1), more.unbind(1), strict=True)
         return torch.stack([one.flatten(1) @ other.flatten(1).T for one, other in pairs], -1)
 
-    def effects(self, tables: Sequence[tuple[Tensor, bool]]) -> Tensor:
+    def of_tables(self, tables: Sequence[tuple[Tensor, bool]]) -> Tensor:
         """[metric, cell, prompt] of effects by row: what one number for all prompts has is their sum."""
         found = []
         for table, is_shared in tables:
             effects = self._table.by_cell(table)
             found.append(effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects)
         return torch.stack(found)
-
-
-def eap(work: Work, table: EdgeTable, steps: int = 1, *, rules: type[Relevance] | None = None) -> Tensor:
-    """Edge attribution patching: [metric, cell, prompt].
-
-    (part of the source − part of the base) · the gradient in the base, by what the reader alone reads; with
-    `rules`, what these pass back stands in its place. By those of relevance patching, edges into queries and
-    keys have none: attention's pattern is a constant.
-    """
-    del steps
-    scores = EdgeScores(work, table, work.relevance(rules))
-    return scores.effects(scores.tables({}))
 
 
 def information_flow(work: Work, table: EdgeTable, _: int = 1) -> Tensor:
@@ -433,7 +432,7 @@ def information_flow(work: Work, table: EdgeTable, _: int = 1) -> Tensor:
             shares = (near / near.sum(0).clamp(min=torch.finfo(near.dtype).tiny)).mean(-1)
         rows.append(-shares.repeat(sum(one.heads for one in slots), 1))
     whole = torch.cat(rows).double().cpu()
-    return EdgeScores(work, table).effects([(whole, False)] * len(work.metrics))
+    return EdgeScores(work, table).of_tables([(whole, False)] * len(work.metrics))
 
 
 def eap_inputs(work: Work, table: EdgeTable, steps: int, *, first: int = 0) -> Tensor:
@@ -447,7 +446,7 @@ def eap_inputs(work: Work, table: EdgeTable, steps: int, *, first: int = 0) -> T
     line, scores = lines(table, "eap-ig")[0], EdgeScores(work, table)
     shares = (step / steps for step in range(first, first + steps))
     points = (scores.tables(_point(work, line.node, share, "eap-ig")) for share in shares)
-    return scores.effects(_sum(points)) / steps
+    return scores.of_tables(_sum(points)) / steps
 
 
 def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:
@@ -466,7 +465,7 @@ def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:
             for step in range(1, steps):
                 yield scores.tables(_point(work, line.node, step / steps, name), line.writers)
 
-    return scores.effects(_sum(points())) / steps
+    return scores.of_tables(_sum(points())) / steps
 
 
 def _sum(points: Iterable[list[tuple[Tensor, bool]]]) -> list[tuple[Tensor, bool]]:

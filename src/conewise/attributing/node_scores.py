@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -13,11 +14,11 @@ from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Cell
 from conewise.anatomy.sites import Located
 from conewise.attributing.relevance import Relevance
-from conewise.attributing.work import Work
+from conewise.attributing.work import OnePass, Work
 from conewise.errors import GradientError, MissingSiteError
 from conewise.program.tensors import Tensor, computing
 from conewise.runs.captured import Captured
-from conewise.runs.gradients import located_places
+from conewise.runs.gradients import Recorded, located_places
 from conewise.runs.values import new_part
 
 Site = tuple[str, int | None, str]
@@ -34,7 +35,8 @@ class PatchedSites:
     """The sites that some cells patch: a sweep has looked that each is a node of the graph."""
 
     def __init__(self, model: Captured, cells: Sequence[Cell]) -> None:
-        self.model, self.cells = model, tuple(cells)
+        self.model, self.given = model, cells
+        self.cells = tuple(cells)
         if model.site_table.has_repeated_calls:  # all calls of a module are patched
             self.cells = tuple(replace(cell, places=model.each_call(cell.places)) for cell in cells)
         places = (place for cell in self.cells for place in cell.places)
@@ -55,17 +57,69 @@ class PatchedSites:
         return tuple(node for node in self.nodes if node in inside)
 
 
-class SiteEffects:
-    """First-order effects of patches in one batch: what they change, times gradients."""
+class SiteEffects(OnePass):
+    """Attribution patching: first-order effects of patches, (source − base) · gradient in the base.
 
-    def __init__(self, work: Work, sites: PatchedSites) -> None:
-        self._work, self._patched, self._changes = work, sites, dict[Site, Tensor]()
+    One forward pass over what lies behind the sites, one backward pass for each metric. With `rules`, what
+    these pass back stands in the place of the gradient: relevance patching (Jafari et al. 2025), in which
+    queries and keys have none; gradient interaction modifications (Edin et al. 2025).
+    """
+
+    def __init__(self, work: Work, sites: PatchedSites, rules: type[Relevance] | None = None) -> None:
+        super().__init__(work, rules)
+        self._patched, self._changes = sites, dict[Site, Tensor]()
+        self._values: Recorded = {}
+        self._shapes: dict[Sums, torch.Size] = {}
+
+    @property
+    def is_apart(self) -> bool:
+        """True if all cells patch single parts, by one run."""
+        places = self._patched.located
+        return self._work.has_source and all(self._kept(place) is not None for place in places)
+
+    def forward(self) -> Recorded:
+        """See `OnePass`."""
+        self._values = self._work.record(self._patched.nodes, relevance=self._relevance)
+        if self._work.is_recording:
+            with computing():
+                for site in self._patched.sites:
+                    self._whole(site)
+        return self._values
+
+    def wanted(self) -> list[Tensor]:
+        """See `OnePass`."""
+        return [self._values[node] for node in self._patched.nodes]
+
+    def scored(self, gradients: Sequence[Tensor]) -> Tensor:
+        """See `OnePass`."""
+        return self.by_cell(dict(zip(self._patched.nodes, gradients, strict=True)))
+
+    def backward(self, gradients: Sequence[Tensor]) -> Tensor:
+        """See `OnePass`."""
+        by_node = dict(zip(self._patched.nodes, gradients, strict=True))
+        with computing():
+            found = self._sums(self._patched.located, by_node, {})
+            self._shapes = {key: one.shape for key, one in found.items()}
+            return torch.cat([one.reshape(-1) for one in found.values()])
+
+    def finish(self, numbers: Tensor) -> Tensor:
+        """See `OnePass`."""
+        return self._of_cells(self._patched.cells, {}, {}, self._apart(numbers))
+
+    def has_nan(self) -> Tensor:
+        """See `OnePass`."""
+        return torch.stack([change.isnan().any() for change in self._changes.values()]).any()
 
     def _part(self, place: Place) -> Tensor:
         """Return the change that the patch at one place makes, in its natural axes."""
         patched, present = self._patched, self._work.base.read(place)
         found = patched.located.get(place, patched.model.locate(place))
-        return new_part(self._work.batch.part(place), present.detach(), found, place) - present
+        put = self._work.batch.intervention
+        if self._work.is_recording and put.whole is not None:  # whether it has NaN is looked at later
+            part: Any = put.whole(place, self._work.base)
+        else:
+            part = self._work.batch.part(place)
+        return new_part(part, present.detach(), found, place) - present
 
     def _whole(self, site: Site) -> Tensor:
         """Return the change that a patch of a whole site makes, in its natural axes."""
@@ -83,19 +137,38 @@ class SiteEffects:
         (value,) = self._work.base.demand([found.node])
         return found.node, found.view.replace(torch.zeros_like(value), {}, change, self._work.base._sizes)
 
-    def effects(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
+    def by_cell(self, gradients: Mapping[str, Tensor], cells: Iterable[Cell] | None = None) -> Tensor:
         """[cell, prompt] in float64, of gradients by node."""
         products: dict[Site, Tensor] = {}
-        rows = []
         chosen = self._patched.cells if cells is None else tuple(cells)
         with computing():
-            sums = self._sums([place for cell in chosen for place in cell.places], gradients, products)
-            for cell in chosen:
-                parts = [self._effect(place, gradients, products, sums) for place in cell.places]
-                rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
-            return (
-                torch.stack(rows).cpu() if rows else torch.zeros(0, self._work.prompts, dtype=torch.float64)
-            )
+            found = self._sums([place for cell in chosen for place in cell.places], gradients, products)
+            self._shapes = {key: one.shape for key, one in found.items()}
+            if len({one.device for one in found.values()}) == 1:
+                # All come from a device at once: each that came alone would be waited for.
+                sums = self._apart(torch.cat([one.reshape(-1) for one in found.values()]).cpu())
+            else:
+                sums = {key: one.cpu() for key, one in found.items()}
+            return self._of_cells(chosen, gradients, products, sums)
+
+    def _apart(self, numbers: Tensor) -> dict[Sums, Tensor]:
+        """Return the sums that stand in one line."""
+        pieces = torch.split_with_sizes(numbers, [shape.numel() for shape in self._shapes.values()])
+        pairs = zip(self._shapes.items(), pieces, strict=True)
+        return {key: piece.reshape(shape) for (key, shape), piece in pairs}
+
+    def _of_cells(
+        self,
+        cells: Iterable[Cell],
+        gradients: Mapping[str, Tensor],
+        products: dict[Site, Tensor],
+        sums: Mapping[Sums, Tensor],
+    ) -> Tensor:
+        rows = []
+        for cell in cells:
+            parts = [self._effect(place, gradients, products, sums) for place in cell.places]
+            rows.append(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))
+        return torch.stack(rows).cpu() if rows else torch.zeros(0, self._work.prompts, dtype=torch.float64)
 
     def _gradient(self, site: Site, gradients: Mapping[str, Tensor]) -> Tensor:
         """The gradient by a whole site, in natural axes."""
@@ -103,12 +176,9 @@ class SiteEffects:
         return found.view.read(gradients[found.node], {}, self._work.base._sizes)
 
     def _sums(
-        self, places: Sequence[Place], gradients: Mapping[str, Tensor], products: dict[Site, Tensor]
+        self, places: Iterable[Place], gradients: Mapping[str, Tensor], products: dict[Site, Tensor]
     ) -> dict[Sums, Tensor]:
-        """Products summed over all axes but the batch and those along which places are single parts.
-
-        All of them come from a device at once: each that came alone would be waited for.
-        """
+        """Products summed over all axes but the batch and those along which places are single parts."""
         found: dict[Sums, Tensor] = {}
         if not self._is_of_wholes():
             return found
@@ -121,11 +191,7 @@ class SiteEffects:
                 over = [dim for dim, axis in enumerate(axes) if axis not in key[1]]
                 wide = product.double()
                 found[key] = wide.sum(over) if over else wide
-        if not found or len({one.device for one in found.values()}) > 1:
-            return {key: one.cpu() for key, one in found.items()}
-        numbers = torch.cat([one.reshape(-1) for one in found.values()]).cpu()
-        pieces = torch.split_with_sizes(numbers, [one.numel() for one in found.values()])
-        return {key: piece.reshape(found[key].shape) for key, piece in zip(found, pieces, strict=True)}
+        return found
 
     def _kept(self, place: Place) -> tuple[str, ...] | None:
         """The axes along which a place is a single part, and the batch; None where it is no single part."""
@@ -177,23 +243,6 @@ class SiteEffects:
         return found if "batch" in axes else found[None]
 
 
-def atp(work: Work, sites: PatchedSites, steps: int = 1, *, rules: type[Relevance] | None = None) -> Tensor:
-    """Attribution patching: [metric, cell, prompt], (source − base) · gradient in the base.
-
-    One forward pass over what lies behind the sites, one backward pass for each metric. With `rules`, what
-    these pass back stands in the place of the gradient: relevance patching (Jafari et al. 2025), in which
-    queries and keys have none; gradient interaction modifications (Edin et al. 2025).
-    """
-    del steps
-    effects, nodes = SiteEffects(work, sites), sites.nodes
-    values = work.record(nodes, relevance=work.relevance(rules))
-    rows = []
-    for measured, is_last in work.measured(values):
-        found = work.gradients(measured, [values[node] for node in nodes], is_last=is_last)
-        rows.append(work.by_prompt(measured, effects.effects(dict(zip(nodes, found, strict=True)))))
-    return torch.stack(rows)
-
-
 def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
     """Integrated gradients: [metric, cell, prompt], (source − base) · the mean gradient along a line.
 
@@ -221,7 +270,7 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
             values = work.record([node], given={node: base + (step / steps) * change})
             for row, (measured, is_last) in enumerate(work.measured(values)):
                 (found,) = work.gradients(measured, [values[node]], is_last=is_last)
-                part = work.by_prompt(measured, patches.effects({node: found}, some))
+                part = work.by_prompt(measured, patches.by_cell({node: found}, some))
                 effects[row, own] += part / steps
     return effects
 
@@ -327,7 +376,7 @@ class _Star:
         by_node = dict(zip(self.nodes, gradients, strict=True))
         found = torch.zeros(self._count, max(self._work.prompts, 1), dtype=torch.float64)
         if self._plain_numbers:
-            found[self._plain_numbers] = self._plain.effects(by_node)
+            found[self._plain_numbers] = self._plain.by_cell(by_node)
         with computing():
             for number, z, change in self._changes:
                 gradient = z.read(by_node[z.node], self._work.base._sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -11,16 +12,15 @@ from typing import Any
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import Cell
 from conewise.arguments import as_bytes, shown_bytes
+from conewise.attributing import replayed
 from conewise.attributing.edge_scores import (
+    EdgeScores,
     EdgeTable,
-    eap,
     eap_activations,
     eap_inputs,
-    edge_table,
     information_flow,
-    known_table,
 )
-from conewise.attributing.node_scores import PatchedSites, atp, atp_star, integrated
+from conewise.attributing.node_scores import PatchedSites, SiteEffects, atp_star, integrated
 from conewise.attributing.relevance import GradientInteractions, Relevance
 from conewise.attributing.work import Work
 from conewise.errors import BudgetError, SweepError
@@ -37,7 +37,7 @@ from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, Run
 from conewise.sweeps.execution.batch import Batch
 from conewise.sweeps.execution.reading import SweepLedger
-from conewise.sweeps.planning.planner import facts_of, tail_of
+from conewise.sweeps.planning.planner import facts_of, keep, tail_of
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
 from conewise.sweeps.storage.provenance import provenance
@@ -51,19 +51,29 @@ Scores = Callable[[Work, Any, int], Tensor]
 
 HYBRID = "hybrid"
 
+KEPT = 8
+"""The cells of so many attributions are kept with a model."""
+_CELLS = "_attributed_cells"
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """A way to estimate effects: `of_sites` and `of_edges` score cells of a kind, [metric, cell, prompt].
 
-    `default_steps` where it takes several. `is_one_pass`: one forward is recorded, whatever the cells.
+    `default_steps` where it takes several. Where these are kinds of `OnePass`, by the `rules`, one forward is
+    recorded, whatever the cells.
     """
 
     name: str
-    of_sites: Scores | None = None
-    of_edges: Scores | None = None
+    of_sites: Scores | type[SiteEffects] | None = None
+    of_edges: Scores | type[EdgeScores] | None = None
     default_steps: int | None = None
-    is_one_pass: bool = False
+    rules: type[Relevance] | None = None
+
+    @property
+    def is_one_pass(self) -> bool:
+        """True if one forward is recorded."""
+        return isinstance(self.of_sites or self.of_edges, type)
 
     def described(self, steps: int) -> str:
         """The method in words."""
@@ -71,9 +81,11 @@ class Method:
 
     def scores(self, work: Work, cells: Cells, steps: int) -> Tensor:
         """[metric, cell, prompt]: the estimated effects of one batch."""
-        own = self.of_edges if isinstance(cells, EdgeTable) else self.of_sites
-        assert own is not None
-        return own(work, cells, steps)
+        own: Any = self.of_edges if isinstance(cells, EdgeTable) else self.of_sites
+        if not self.is_one_pass:
+            found: Tensor = own(work, cells, steps)
+            return found
+        return replayed.effects(work, self.name, cells.cells, lambda one: own(one, cells, self.rules))
 
     def steps(self, given: int | None) -> int:
         """Return the number of steps. Raises SweepError for a method without, and for a wrong number."""
@@ -90,10 +102,18 @@ class Method:
         return given
 
     def cells(self, model: Captured, cells: tuple[Cell, ...]) -> Cells:
-        """The cells as it reads them. Raises SweepError for a kind of cells that it does not attribute to."""
-        if self.of_edges is not None and (known := known_table(model, cells)) is not None:
+        """The cells as it reads them, which are kept while these are: a new pair of prompts finds them.
+
+        Raises SweepError for a kind of cells that it does not attribute to.
+        """
+        kept: OrderedDict[int, Cells] = vars(model).setdefault(_CELLS, OrderedDict())
+        known = kept.get(id(cells))
+        is_fitting = (self.of_edges if isinstance(known, EdgeTable) else self.of_sites) is not None
+        if known is not None and known.given is cells and is_fitting:
             return known
-        return edge_table(model, cells) if self._are_edges(cells) else PatchedSites(model, cells)
+        found = EdgeTable(model, cells) if self._are_edges(cells) else PatchedSites(model, cells)
+        keep(kept, id(cells), found, KEPT)
+        return found
 
     def _are_edges(self, cells: Sequence[Cell]) -> bool:
         for cell in cells:
@@ -121,20 +141,15 @@ MOST_STEPS = 1_000_000
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("atp", of_sites=atp, is_one_pass=True),
-        Method("atp*", of_sites=atp_star),
-        Method("ig", of_sites=integrated, default_steps=10),
-        Method("relp", partial(atp, rules=Relevance), partial(eap, rules=Relevance), is_one_pass=True),
-        Method("eap", of_edges=eap, is_one_pass=True),
+        Method("atp", SiteEffects),
+        Method("atp*", atp_star),
+        Method("ig", integrated, default_steps=10),
+        Method("relp", SiteEffects, EdgeScores, rules=Relevance),
+        Method("eap", of_edges=EdgeScores),
         Method("eap-ig", of_edges=eap_inputs, default_steps=5),
         Method("eap-ig-source", of_edges=partial(eap_inputs, first=1), default_steps=5),
         Method("ifr", of_edges=information_flow),
-        Method(
-            "gim",
-            partial(atp, rules=GradientInteractions),
-            partial(eap, rules=GradientInteractions),
-            is_one_pass=True,
-        ),
+        Method("gim", SiteEffects, EdgeScores, rules=GradientInteractions),
         Method("eap-ig-activations", of_edges=eap_activations, default_steps=5),
     )
 }

@@ -40,6 +40,9 @@ class Work:
     `ledger` counts a node once for each pass that computes it, and once for each backward pass through it;
     `flops` likewise, a backward pass by each input that is differentiated. `weights` are those that all is
     computed with.
+
+    With `columns`, where the tokens stand that metrics read, the device's work is being recorded: metrics are
+    left out, and nothing is looked at on the host. `may_replay`: recorded work may be replayed instead.
     """
 
     def __init__(
@@ -51,8 +54,12 @@ class Work:
         weights: Sums,
         *,
         is_one_pass: bool,
+        columns: Tensor | None = None,
+        may_replay: bool = False,
     ) -> None:
         self.metrics, self.ledger, self.weights = spec.metrics, ledger, weights
+        self.spec, self.given, self.is_recording = spec, batch, columns is not None
+        self.may_replay = may_replay
         self.model = batch.base.model
         self.inputs = batch.base.inputs
         self.facts = facts_of(self.model)
@@ -60,14 +67,16 @@ class Work:
         self.prompts = self.facts.read.prompts(self.inputs)
         self.targets = self.facts.targets(self.metrics)
         self.flops = self.forwards = self.backwards = 0
-        self._batch, self._reads = batch, tuple(dict.fromkeys(reads))
+        self._batch, self.reads = batch, tuple(dict.fromkeys(reads))
         self._is_one_pass = is_one_pass
-        tails = [tail_of(self.facts, self.metrics, run.inputs) for run in batch.runs]
-        self._narrowest = narrowest(self.model, spec, self.shape, max(tails))
-        self._narrow: Narrow | None = None
+        self.tail = max(tail_of(self.facts, self.metrics, run.inputs) for run in batch.runs)
+        self.narrowest = narrowest(self.model, spec, self.shape, self.tail)
+        if self.narrowest is not None and columns is not None:
+            self.narrowest = replace(self.narrowest, columns=columns)
+        self.narrow: Narrow | None = None
         self._numbers: dict[str, Tensor] = {}
         self._known: dict[str, Any] = {}
-        self._behind: tuple[str, ...] = ()
+        self.behind: tuple[str, ...] = ()
 
     # -- the runs ------------------------------------------------------------------------------
 
@@ -100,10 +109,16 @@ class Work:
 
     def numbers(self, which: str) -> Tensor | None:
         """[metric, prompt] in float64: the metrics of the base or the source; None where there is none."""
-        run = self.batch.base if which == "base" else self.batch.source
-        if run is not None and which not in self._numbers:
+        if which not in self._numbers:
+            run = self.batch.base if which == "base" else self.batch.source
+            if run is None:
+                return None
             self._numbers[which] = MetricReader(self.facts, self.metrics).of_run(run)
-        return self._numbers.get(which)
+        return self._numbers[which]
+
+    def note(self, which: str, numbers: Tensor) -> None:
+        """Take note of the metrics of the base or the source."""
+        self._numbers[which] = numbers
 
     def _compute_source(self) -> None:
         source = self._batch.source
@@ -112,9 +127,9 @@ class Work:
 
     def _forward(self, run: Reading, which: str) -> PassRun:
         """A run of which nothing was computed, with the values that are read of it."""
-        tape, narrow = self._tape_of(run), self._narrowed(self._reads)
+        tape, narrow = self.tape_of(run), self.narrowed(self.reads)
         try:
-            values = tape.record((), self.targets, keep=self._reads, narrow=narrow)
+            values = tape.record((), self.targets, keep=self.reads, narrow=narrow)
         except GradientError:
             _ = run.world  # says which operation it was, and what it was given
             raise
@@ -125,23 +140,35 @@ class Work:
     ) -> PassRun:
         """A run with the values that a pass has of it, those of which it computed all; its metrics."""
         assert isinstance(run, InputRun)
-        kept = ((name, values[name]) for name in (*self._reads, *self.targets))
+        kept = ((name, values[name]) for name in (*self.reads, *self.targets))
         own = {name: one.detach() if isinstance(one, Tensor) else one for name, one in kept}
-        with torch.no_grad():
-            rows = [tape.applied(metric, own, run.inputs, narrow)[0] for metric in self.metrics]
-        self._numbers[which] = torch.stack(
-            [fetched(one, row) for one, row in zip(self.metrics, rows, strict=True)]
-        )
-        if narrow is not None:
-            del own[narrow.target]
+        if not self.is_recording:
+            self.note_numbers(which, tape, own, run.inputs, narrow)
+            if narrow is not None:
+                del own[narrow.target]
         return PassRun(run, {**own, **run.inputs})
+
+    def note_numbers(
+        self,
+        which: str,
+        tape: Tape,
+        values: Recorded,
+        inputs: Mapping[str, Tensor],
+        narrow: Narrow | None,
+    ) -> None:
+        """Read the metrics of the base or the source off the values of a pass."""
+        with torch.no_grad():
+            rows = [tape.applied(metric, values, inputs, narrow)[0] for metric in self.metrics]
+        found = [fetched(one, row) for one, row in zip(self.metrics, rows, strict=True)]
+        self._numbers[which] = torch.stack(found)
 
     def _replace(self, base: Reading | None = None, source: Reading | None = None) -> None:
         old = self._batch
         put = old.intervention if source is None else as_intervention(source, self.model)
         self._batch = replace(old, base=base or old.base, source=source or old.source, intervention=put)
 
-    def _tape_of(self, run: Reading) -> Tape:
+    def tape_of(self, run: Reading) -> Tape:
+        """Return what records the values of a run."""
         if not isinstance(run, InputRun) or (run is self._batch.base and not self._is_one_pass):
             return run._tape()
         weights, inputs, sizes = self.model.program.source_values, run.inputs, run._sizes
@@ -165,28 +192,28 @@ class Work:
         """A forward pass over what lies behind `nodes`: see `Tape.record`."""
         self._compute_source()  # before anything is recorded, which takes memory
         nodes = tuple(dict.fromkeys(nodes))
-        tape = self._tape_of(self._batch.base)
+        tape = self.tape_of(self._batch.base)
         behind = tuple(name for name in self.model.behind(nodes, self.targets) if name not in given)
         if relevance is not None:
             relevance.expect(nodes, behind)
-        self._expect_apart(behind)
+        self.expect_apart(behind)
         is_first = self._is_one_pass and not given and isinstance(self._batch.base, InputRun)
-        also = (*keep, *self._reads) if is_first else tuple(keep)
+        also = (*keep, *self.reads) if is_first else tuple(keep)
         self._tape = tape if is_first else self.base._tape()
-        self._narrow = self._narrowed((*nodes, *also))
+        self.narrow = self.narrowed((*nodes, *also))
         values = self._tape.record(
             nodes,
             self.targets,
             given=given,
             branches=branches,
             keep=also,
-            narrow=self._narrow,
+            narrow=self.narrow,
             relevance=relevance,
         )
         if is_first:
             base = self._batch.base
-            self._replace(base=self._noted(base, "base", tape, values, self._narrow))
-        self._behind, self.forwards = behind, self.forwards + 1
+            self._replace(base=self._noted(base, "base", tape, values, self.narrow))
+        self.behind, self.forwards = behind, self.forwards + 1
         self.flops += sum(map(self.shape.costs.flops, behind))
         self.count(len(behind))
         return values
@@ -194,7 +221,7 @@ class Work:
     def measured(self, values: Recorded) -> Iterator[tuple[Measured, bool]]:
         """Yield each metric of the values of the last pass, one after another, and whether it is the last."""
         for number, metric in enumerate(self.metrics):
-            measured = self._tape.measure(metric, values, self.inputs, self._narrow)
+            measured = self._tape.measure(metric, values, self.inputs, self.narrow)
             yield measured, number == len(self.metrics) - 1
 
     def gradients(
@@ -202,11 +229,11 @@ class Work:
     ) -> tuple[Tensor, ...]:
         """A backward pass through the last forward pass, which costs it once for each input of a node."""
         self.backwards += 1
-        inside, records, flops = frozenset(self._behind), self.shape.records, self.shape.costs.flops
+        inside, records, flops = frozenset(self.behind), self.shape.records, self.shape.costs.flops
         self.flops += sum(
-            max(1, sum(one in inside for one in records[name].inputs)) * flops(name) for name in self._behind
+            max(1, sum(one in inside for one in records[name].inputs)) * flops(name) for name in self.behind
         )
-        self.count(len(self._behind))
+        self.count(len(self.behind))
         return self._tape.gradients(measured, values, is_last=is_last)
 
     def relevance(self, kind: type[Relevance] | None) -> Relevance | None:
@@ -221,21 +248,34 @@ class Work:
             known[key] = kind(self.model.program, attentions, self.targets)
         return known[key]
 
+    def counted(self) -> tuple[int, ...]:
+        """Return what was counted: forwards, backwards, FLOPs, nodes, launches."""
+        ledger = self.ledger
+        return self.forwards, self.backwards, self.flops, ledger.node_evaluations, ledger.launches
+
+    def count_passes(self, counts: Sequence[int]) -> None:
+        """Count passes that were replayed, as `counted` has them."""
+        forwards, backwards, flops, evaluations, launches = counts
+        self.forwards, self.backwards = self.forwards + forwards, self.backwards + backwards
+        self.flops += flops
+        self.ledger.node_evaluations += evaluations
+        self.ledger.launches += launches
+
     def count(self, evaluations: int) -> None:
         """Count nodes that were computed."""
         self.ledger.node_evaluations += evaluations
         self.ledger.launches += evaluations
 
-    def _narrowed(self, kept: Collection[str]) -> Narrow | None:
+    def narrowed(self, kept: Collection[str]) -> Narrow | None:
         """Return the part of the metrics' output that suffices; None where all of it is computed."""
-        narrow = self._narrowest
+        narrow = self.narrowest
         if narrow is None or narrow.target in kept or self._batch.base._edits_at(narrow.target):
             return None
         return narrow
 
-    def _expect_apart(self, nodes: tuple[str, ...]) -> None:
+    def expect_apart(self, nodes: tuple[str, ...]) -> None:
         """Raise GradientError where prompts read each other: their gradients cannot be told apart."""
-        if self.prompts == 1 or self.model.batch_is_fixed or is_rehearsal():
+        if self.prompts == 1 or self.model.batch_is_fixed or is_rehearsal() or self.is_recording:
             return
         base, weights = self._batch.base, self.model.program.source_values
         if isinstance(base, InputRun) and not base.is_computed:
@@ -253,6 +293,54 @@ class Work:
     def by_prompt(self, measured: Measured, effects: Tensor) -> Tensor:
         """Effects [cell, prompt] as a metric has them: what one number for all prompts has is their sum."""
         return effects.sum(-1, keepdim=True).expand_as(effects) if measured.is_shared else effects
+
+
+class OnePass:
+    """Effects by one recorded forward, and a backward pass for each metric.
+
+    Its parts are apart, so that a device's work can be recorded: `forward` and `backward` compute on the
+    device alone, `finish` on the host alone.
+    """
+
+    def __init__(self, work: Work, rules: type[Relevance] | None = None) -> None:
+        self._work, self._relevance = work, work.relevance(rules)
+
+    @property
+    def is_apart(self) -> bool:
+        """True if its parts can be told apart."""
+        return True
+
+    def forward(self) -> Recorded:
+        """Return the recorded values, once what backward passes read besides is computed."""
+        raise NotImplementedError
+
+    def wanted(self) -> list[Tensor]:
+        """Return the recorded values by which is differentiated."""
+        raise NotImplementedError
+
+    def backward(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the numbers that effects are made of, given the gradients by what is `wanted`."""
+        raise NotImplementedError
+
+    def finish(self, numbers: Tensor) -> Tensor:
+        """[cell, prompt] in float64, of the numbers on the host."""
+        raise NotImplementedError
+
+    def has_nan(self) -> Tensor:
+        """True if what is put in has a NaN, which is refused."""
+        raise NotImplementedError
+
+    def scored(self, gradients: Sequence[Tensor]) -> Tensor:
+        """[cell, prompt] in float64, given the gradients by what is `wanted`."""
+        return self.finish(self.backward(gradients).cpu())
+
+    def effects(self) -> Tensor:
+        """[metric, cell, prompt]."""
+        values, rows = self.forward(), []
+        for measured, is_last in self._work.measured(values):
+            gradients = self._work.gradients(measured, self.wanted(), is_last=is_last)
+            rows.append(self._work.by_prompt(measured, self.scored(gradients)))
+        return torch.stack(rows)
 
 
 def narrowest(model: Captured, spec: SweepSpec, shape: ShapeFacts, tail: int) -> Narrow | None:

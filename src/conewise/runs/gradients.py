@@ -45,12 +45,13 @@ class Narrow:
     """The computed part of an output: a product with a weight, of which metrics read a part alone.
 
     `tail` takes the last positions of what `target` reads, where that is enough; `tokens` are the columns
-    that are computed, where metrics read no others.
+    that are computed, where metrics read no others; `columns` are the same where they lie on the device.
     """
 
     target: str
     tail: Callable[[str, Tensor], Tensor] | None
     tokens: tuple[int, ...] = ()
+    columns: Tensor | None = None
 
     def inputs(self, record: Record, inputs: Sequence[Any]) -> list[Any]:
         """Return what the product reads: its rows, and the rows of its weight."""
@@ -58,7 +59,9 @@ class Narrow:
         if self.tail is not None:
             rows = self.tail(record.inputs[0], rows).contiguous()  # rows that lie together are one product
         if self.tokens:
-            index = torch.tensor(self.tokens, device=weights[0].device)
+            index = self.columns
+            if index is None:
+                index = torch.tensor(self.tokens, device=weights[0].device)
             weights = [weight.index_select(0, index) for weight in weights]
         return [rows, *weights]
 

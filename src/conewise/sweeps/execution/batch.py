@@ -206,9 +206,17 @@ class EdgeValues:
         self._last = key, stack
         return stack
 
-    def changes_at(self, entry: str) -> Tensor:
-        """[writer, batch, pos, d_model]: what each writer would write more, where the stream is read."""
-        return self._parts(self.facts_at(entry), entry).more
+    def changes_at(self, entry: str, *, is_checked: bool = True) -> Tensor:
+        """[writer, batch, pos, d_model]: what each writer would write more, where the stream is read.
+
+        Raises PatchError where that has NaN in it, unless it is not `is_checked`: then no host waits for it.
+        """
+        facts = self.facts_at(entry)
+        if is_checked:
+            return self._parts(facts, entry).more
+        with torch.no_grad():
+            own, given = self._both(facts, entry)
+            return given - own
 
     def _streams(self, facts: EdgeFacts, entry: str, writers: tuple[Writers, ...], live: str) -> Tensor:
         """[writer, batch, pos, d_model]: the stream at `entry` with what each of these writers is given."""

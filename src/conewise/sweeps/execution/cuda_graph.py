@@ -94,6 +94,14 @@ class GraphPool:
         if size > self._size:
             self._size, self._reserving = size, self.record(lambda: _take(size, self._device))
 
+    def warm(self, action: Callable[[], None]) -> None:
+        """Do an action where it will be recorded: what libraries make at their first call is there then."""
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                action()
+            torch.cuda.current_stream().wait_stream(self._stream)
+
     def record(self, action: Callable[[], None]) -> Graph:
         """Record an action; it is not run by that."""
         with torch.cuda.device(self._device):
