@@ -97,10 +97,10 @@ def run_row(scale: Scale) -> None:
             return scene.module(input_ids=scene.pair().base, use_cache=False, logits_to_keep=1).logits
 
     def run() -> None:
-        held[:] = [scene.model.run(input_ids=scene.pair().base)]
+        held[:] = [scene.model.run(input_ids=scene.pair().base).logits]
 
     def both() -> None:
-        held[:] = [scene.model.run(input_ids=scene.pair().base) for _ in range(2)]
+        held[:] = [scene.model.run(input_ids=scene.pair().base).logits for _ in range(2)]
 
     pair = scene.pair()
     ours = scene.model.run(input_ids=pair.base).outputs.logits

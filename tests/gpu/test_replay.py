@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import conewise as cw
 from tests.gpu.scenes import Scene, counted, deviation, gpt2, llama, needs_cuda, numbers, pair
 
 pytestmark = needs_cuda
@@ -116,3 +117,26 @@ def test_a_patch_that_stands_in_the_base_is_in_every_world(scene: Scene) -> None
             found[evaluator] = numbers(sweep.run(evaluator=evaluator, progress=False))
     assert deviation(found["wavefront"], found["serial"]) < ROUNDING
     assert deviation(found["wavefront"], scene.values(asked)) > 10 * ROUNDING
+
+
+@pytest.mark.parametrize("method", ["atp", "eap", "relp", "gim"])
+def test_replayed_attributions_are_bit_for_bit_what_is_computed(
+    scene: Scene, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of a kind is computed, the second is recorded; tokens and prompts are new in each."""
+    replays = counted(monkeypatch)
+    sites: Any = cw.sites("z", layer=":", head=":") if method == "atp" else scene.model.edges()
+    for seed in range(4):
+        asked = pair(seed)
+        given: dict[str, Any] = {
+            "base": {"input_ids": asked.base},
+            "source": {"input_ids": asked.source},
+            "metric": [asked.metric, cw.prob(seed)],
+            "method": method,
+        }
+        before = len(replays)
+        found = scene.model.attribute(sites, **given).run()
+        expected = scene.model.attribute(sites, **given).run(max_memory="8GiB")  # never replayed
+        assert torch.equal(found.per_prompt, expected.per_prompt)
+        assert torch.equal(found.base, expected.base)
+        assert len(replays) - before == (0 if seed == 0 else 3)

@@ -53,6 +53,13 @@ def models(make: Callable[[], Any]) -> tuple[Model, Model]:
     return eager, other
 
 
+def computed(model: Model, ids: torch.Tensor) -> Any:
+    """A run of which something was read."""
+    found = model.run(input_ids=ids)
+    assert found.outputs is not None
+    return found
+
+
 @pytest.mark.parametrize("make", [small_llama, gpt2])
 def test_a_replay_is_the_eager_run_bit_for_bit_in_memory_of_its_own(
     make: Callable[[], Any], replays: list[int]
@@ -63,7 +70,7 @@ def test_a_replay_is_the_eager_run_bit_for_bit_in_memory_of_its_own(
         torch.randint(0, 30, shape, generator=torch.Generator().manual_seed(n))
         for n, shape in enumerate(shapes)
     ]
-    runs = [model.run(input_ids=ids) for ids in given]
+    runs = [computed(model, ids) for ids in given]
     assert replays == [2 + 4], "one to compare of each shape, and each run from the third on"
     for run, ids in zip(runs, given, strict=True):
         expected = eager.run(input_ids=ids)
@@ -85,12 +92,13 @@ def test_a_replay_is_the_eager_run_bit_for_bit_in_memory_of_its_own(
 def test_forks_and_sweeps_of_replayed_runs_are_those_of_eager_ones(replays: list[int]) -> None:
     eager, model = models(small_llama)
     ids = [torch.randint(0, 30, (1, 6), generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    runs = [model.run(input_ids=one) for one in ids]
+    runs = [computed(model, one) for one in ids]
     base, source = runs[2:]
     theirs = [eager.run(input_ids=one) for one in ids[2:]]
     sites, metric = cw.sites("z", layer=":", head=":"), cw.logit_diff(3, 5)
     ours = model.sweep(sites, base=base, source=source, metric=metric).run()
-    expected = eager.sweep(sites, base=theirs[0], source=theirs[1], metric=metric).run()
+    given = [{"input_ids": one} for one in ids[2:]]
+    expected = eager.sweep(sites, base=given[0], source=given[1], metric=metric).run()
     assert torch.equal(ours.values, expected.values)
     with base.fork() as world, theirs[0].fork() as other:
         for one, run in ((world, source), (other, theirs[1])):
@@ -101,12 +109,15 @@ def test_forks_and_sweeps_of_replayed_runs_are_those_of_eager_ones(replays: list
 def test_weights_that_are_written_to_are_those_of_the_next_replay(replays: list[int]) -> None:
     eager, model = models(small_llama)
     ids = torch.arange(6)[None]
-    runs = [model.run(input_ids=ids) for _ in range(3)]
+    runs = [*(computed(model, ids) for _ in range(3)), model.run(input_ids=ids)]
     with torch.no_grad():
         model.module.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    with pytest.raises(WeightsChangedError):
-        runs[-1]["resid_post", 1]
-    again = model.run(input_ids=ids)
+    for run in runs[-2:]:
+        with pytest.raises(WeightsChangedError):
+            run["resid_post", 1]
+        with pytest.raises(WeightsChangedError):
+            model.sweep("z.*", base=run, source="zero", metric=cw.logit(3)).run()
+    again = computed(model, ids)
     assert replays == [3]
     assert torch.equal(again.outputs.logits, eager.run(input_ids=ids).outputs.logits)
 
@@ -117,7 +128,7 @@ def test_what_is_not_equal_bit_for_bit_or_cannot_be_recorded_is_computed(
     _, model = models(small_llama)
     monkeypatch.setattr(replayed, "bitwise_same", lambda *_: False)
     for _ in range(4):
-        model.run(input_ids=torch.arange(6)[None])
+        computed(model, torch.arange(6)[None])
     assert replays == [1]
 
     def failing(action: Callable[[], None]) -> Any:
@@ -126,8 +137,38 @@ def test_what_is_not_equal_bit_for_bit_or_cannot_be_recorded_is_computed(
     _, model = models(small_llama)
     monkeypatch.setattr(replayed, "recorder", lambda _: failing)
     for _ in range(4):
-        model.run(input_ids=torch.arange(6)[None])
+        computed(model, torch.arange(6)[None])
     assert replays == [1]
+
+
+def test_a_run_is_computed_when_it_is_read_and_by_a_sweep_with_its_source(
+    replays: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = models(small_llama)
+    ids = [torch.randint(0, 30, (1, 6), generator=torch.Generator().manual_seed(n)) for n in range(2)]
+    seen: list[str] = []
+    compute = replayed.computed
+
+    def noted(*given: Any) -> Any:
+        seen.append(torch.get_float32_matmul_precision())
+        return compute(*given)
+
+    monkeypatch.setattr(replayed, "computed", noted)
+    base, source = (model.run(input_ids=one) for one in ids)
+    metric = cw.logit_diff(3, 5)
+    first = model.sweep("z.*", base=base, source=source, metric=metric).run()
+    assert not seen, "base and source are one pass of two worlds"
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert base.logits.ndim == 3
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [before], "as precise as when the run was made"
+    again = model.sweep("z.*", base=base, source=source, metric=metric).run()
+    assert torch.equal(first.values, again.values), "that it was read changes no rounding"
+    assert replays == [0]
 
 
 def test_only_programs_on_one_cuda_device_are_recorded() -> None:

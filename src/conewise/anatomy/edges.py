@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ class Edges:
     def names(self) -> tuple[str, ...]:
         """The names of the edges, in order: those into earlier readers come first."""
         return tuple([place.edge for place in self.places])
+
+    @cached_property
+    def entries(self) -> frozenset[str]:
+        """The values of the stream that their readers read."""
+        return frozenset({place.entry for place in self.places})
 
     def __len__(self) -> int:
         return len(self.places)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +121,10 @@ Keep = Iterable[PlaceLike] | str | int | None
 
 def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], keep: Keep = None) -> Run:
     """The module's outputs for one input, and every site's value; see `Model.run` for `keep`."""
-    model.weights.expect_captured()
     inputs = bound(model, args, kwargs)
+    if keep is None and replays_of(model, inputs) is not None:  # the host would be waited for
+        return InputRun(model, inputs, is_marked=True)
+    model.weights.expect_captured()
     return Run(model, computed(model, inputs, keep), sizes_of(model, inputs), inputs)
 
 
@@ -234,13 +237,21 @@ FEW = 0.2
 
 
 class InputRun(Run):
-    """The baseline for one input, which is computed when a value of it is first read, bit for bit."""
+    """The baseline for one input, which is computed when a value of it is first read, bit for bit.
 
-    def __init__(self, model: Captured, inputs: dict[str, Tensor]) -> None:
+    One that is marked is of the weights that were there when it was made, and as precise as products were
+    then.
+    """
+
+    def __init__(self, model: Captured, inputs: dict[str, Tensor], *, is_marked: bool = False) -> None:
         self._given = inputs
         self._early: dict[str, Any] = {}
         self._early_of = 0
         super().__init__(model, None, sizes_of(model, inputs), inputs)
+        self._precision: tuple[str, bool] | None = None
+        if is_marked:
+            self._weights = model.weights.contents()
+            self._precision = _precision()
 
     @property
     def is_computed(self) -> bool:
@@ -249,12 +260,23 @@ class InputRun(Run):
 
     def is_of(self, weights: Sums) -> bool:
         """True if nothing was read of it that was computed with other weights than these."""
-        return (not self._early and self._world is None) or self._weights.whole == weights
+        return not self._is_of_weights or self._weights.whole == weights
+
+    @property
+    def _is_of_weights(self) -> bool:
+        return self._precision is not None or self._world is not None or bool(self._early)
+
+    def _begin(self) -> None:
+        made = None if self._precision is None else self._weights
+        super()._begin()
+        if made is not None:
+            now, self._weights = self._weights, made
+            self._expect_same(made.whole, now.whole)
 
     @property
     def made_with(self) -> Contents:
         """The contents of the weights when the run was computed; it is computed where it was not."""
-        if not self._early and self._world is None:
+        if not self._is_of_weights:
             _ = self.world
         return self._weights
 
@@ -264,7 +286,8 @@ class InputRun(Run):
         if self._world is None:
             if not self._early:
                 self._begin()
-            self._world = computed(self.model, self._given)
+            with _as_precise(self._precision):
+                self._world = computed(self.model, self._given)
         return self._world
 
     def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
@@ -275,7 +298,7 @@ class InputRun(Run):
                 if not self._early:
                     self._begin()
                 sources = run_sources(self.model.program, self._given)
-                with computing():
+                with computing(), _as_precise(self._precision):
                     found = stream(self.model.graph, sources, nodes)
                 self._early |= {node: found[node] for node in nodes if node in found}
             if all(node in self._early for node in nodes):
@@ -283,12 +306,33 @@ class InputRun(Run):
         return super()._values(nodes)
 
     def _check_bits(self, weights: Contents | None = None) -> None:
-        if self.is_computed or self._early:
+        if self._is_of_weights:
             super()._check_bits(weights)
 
     def _check_lent(self) -> None:
-        if self.is_computed or self._early:
+        if self._is_of_weights:
             super()._check_lent()
+
+
+def _precision() -> tuple[str, bool]:
+    """Return the settings by which products are rounded: of matrices, of convolutions."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@contextmanager
+def _as_precise(wanted: tuple[str, bool] | None) -> Iterator[None]:
+    """While it lasts, products are as precise as is wanted."""
+    before = _precision()
+    if wanted is None or wanted == before:
+        yield
+        return
+    try:
+        torch.set_float32_matmul_precision(wanted[0])
+        torch.backends.cudnn.allow_tf32 = wanted[1]
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 class PassRun(Reading):

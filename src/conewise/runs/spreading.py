@@ -336,7 +336,7 @@ def _expect_own(edges: Edges, model: Captured) -> None:
     """Raise EdgeError where edges are of another model."""
     known = model.program.record_of
     inputs = {leaf.name for leaf in model.program.inputs}
-    for entry in {place.entry for place in edges.places}:
+    for entry in edges.entries:
         if entry not in known and entry not in inputs:
             raise EdgeError(
                 f"these edges are of another model: {model.name} has no value {entry!r}. Take them from "
