@@ -87,7 +87,7 @@ def name_of(path: Path) -> str:
 
 NAMES = frozenset(name_of(path) for path in MODULES)
 PACKAGES = frozenset(name_of(path) for path in MODULES if path.name == "__init__.py") - {""}
-"""`from conewise.cli.commands import demo` imports the package too, and with it what that imports."""
+"""`from conewise.paper.experiments import page` imports the package too, and with it what that imports."""
 
 
 def folder_of(module: str) -> str:
@@ -183,13 +183,16 @@ def test_every_module_is_used() -> None:
     used = {name for path in MODULES for name in own_imports(path.read_text("utf-8")) - {name_of(path)}}
     used |= {home.removeprefix("conewise.") for home in conewise._HOMES.values()}
     used |= {f"paper.experiments.{home}" for home in experiments.HOMES.values()}
-    used |= {"cli.__main__", "compat.transformer_lens", "jobs.process_worker"}
+    used |= {"cli.__main__", "compat.transformer_lens"}
     folders = {name for name in NAMES if (PACKAGE / name.replace(".", "/")).is_dir()}
     assert NAMES - used - folders == set()
 
 
 def test_a_module_taken_from_a_package_imports_the_package() -> None:
-    assert own_imports("from conewise.cli.commands import demo") == {"cli.commands", "cli.commands.demo"}
+    assert own_imports("from conewise.paper.experiments import page") == {
+        "paper.experiments",
+        "paper.experiments.page",
+    }
     assert own_imports("from conewise.paper.theory.sweeps import sweep_cost") == {"paper.theory.sweeps"}
 
 

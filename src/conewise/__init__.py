@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from conewise.errors import CaptureError, ConewiseError
     from conewise.generation.sweep import writing
     from conewise.graph_sweep import sweep
-    from conewise.jobs.processes import Processes
+    from conewise.jobs.pool import Processes
     from conewise.jobs.ray_workers import Ray
     from conewise.loading import load
     from conewise.model import Model, capture
@@ -132,7 +132,7 @@ _NAMES_BY_HOME = {
     "errors": "CaptureError ConewiseError",
     "generation.sweep": "writing",
     "graph_sweep": "sweep",
-    "jobs.processes": "Processes",
+    "jobs.pool": "Processes",
     "jobs.ray_workers": "Ray",
     "loading": "load",
     "model": "Model capture",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 clock = time.perf_counter
 
@@ -130,30 +130,14 @@ def status_line(title: str) -> Iterator[StatusLine]:
     if callback is None and not is_watched():
         yield line
         return
-    made = (
-        _CallbackLine(callback)
-        if callback is not None
-        else _NotebookLine()
-        if is_notebook()
-        else _TerminalLine()
-    )
-    drawn, ended = made, threading.Event()
 
-    def draw() -> None:
-        wait = PATIENCE
-        while not ended.wait(wait):
-            drawn.draw(line.text())
-            wait = REFRESH
+    def screen() -> Screen:
+        if callback is not None:
+            return _CallbackLine(callback)
+        return NotebookOutput() if is_notebook() else _TerminalLine()
 
-    # A notebook knows by the context to which cell an output belongs.
-    drawer = threading.Thread(target=contextvars.copy_context().run, args=[draw], daemon=True)
-    drawer.start()
-    try:
+    with drawn(screen, line.text, line.last, PATIENCE):
         yield line
-    finally:
-        ended.set()
-        drawer.join()
-        drawn.end(line.last())
 
 
 @contextmanager
@@ -166,14 +150,54 @@ def status_to(callback: StatusCallback) -> Iterator[None]:
         _CALLBACK.reset(before)
 
 
+# -- where it is drawn -----------------------------------------------------------------------------
+
+
+class Screen(Protocol):
+    """A place where something that is under way is drawn, again and again."""
+
+    def draw(self, text: str) -> None:
+        """Draw it anew."""
+
+    def end(self, text: str) -> None:
+        """Draw it a last time, or remove it."""
+
+
+@contextmanager
+def drawn(
+    screen: Callable[[], Screen], line: Callable[[], str], last: Callable[[], str], patience: float
+) -> Iterator[None]:
+    """Draw a line on a screen while the block runs, from the time on when it took `patience` seconds.
+
+    A thread draws it, so that its time goes on while something long is computed. `last` is drawn at the end.
+    """
+    made, ended = [] if patience else [screen()], threading.Event()
+
+    def draw() -> None:
+        wait = patience
+        while not ended.wait(wait):
+            if not made:
+                made.append(screen())
+            made[0].draw(line())
+            wait = REFRESH
+
+    # A notebook knows by the context to which cell an output belongs.
+    drawer = threading.Thread(target=contextvars.copy_context().run, args=[draw], daemon=True)
+    drawer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        drawer.join()
+        if made:
+            made[0].end(last())
+
+
 class _CallbackLine:
     """Another's line."""
 
     def __init__(self, callback: StatusCallback) -> None:
-        self._callback = callback
-
-    def draw(self, text: str) -> None:
-        self._callback(text)
+        self.draw = callback
 
     def end(self, text: str) -> None:
         """The line is another's to end."""
@@ -203,14 +227,18 @@ class _TerminalLine:
                 sys.stderr.flush()
 
 
-class _NotebookLine:
-    """One output of a notebook's cell, replaced as the work goes on; it stays, with what each phase took."""
+class NotebookOutput:
+    """One output of a notebook's cell, replaced as the work goes on; its last state stays.
 
-    def __init__(self) -> None:
-        self._text = ""
+    It needs no widgets. `html` makes HTML of a text; without it the text is shown as it is.
+    """
+
+    def __init__(self, html: Callable[[str], str] | None = None) -> None:
+        self._html, self._text = html, ""
         self._handle: Any = None
 
     def draw(self, text: str) -> None:
+        """Draw it anew, where the text is another."""
         from IPython.display import display  # noqa: PLC0415  # there, where this is a notebook
 
         if text == self._text:
@@ -222,8 +250,12 @@ class _NotebookLine:
             self._handle.update(self)
 
     def end(self, text: str) -> None:
-        if self._handle is not None:
+        """Leave the last text."""
+        if self._handle is not None or self._html is not None:
             self.draw(text)
 
     def __repr__(self) -> str:
         return self._text
+
+    def _repr_html_(self) -> str | None:
+        return None if self._html is None else self._html(self._text)

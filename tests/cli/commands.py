@@ -14,7 +14,7 @@ import jsonschema
 from typer.testing import CliRunner
 
 from conewise.cli.app import app
-from conewise.cli.commands.schemas import schema_of
+from conewise.cli.schemas import schema_of
 from tests.cli import forks
 
 COMMAND = [sys.executable, "-m", "conewise.cli"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import conewise as cw
-from conewise.cli.commands import circuit_finding
+from conewise.cli import circuit_finding
 from conewise.loading import load
 from conewise.text.prompts import Pair, tokenize
 from tests.cli.captured_once import captured_once
@@ -75,7 +75,7 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(circuit_finding._Search, "run", interrupted)
+        patched.setattr(circuit_finding.Search, "run", interrupted)
         done = Done(*words)
     assert done.code == 130
     assert "what was done is kept" in done.err

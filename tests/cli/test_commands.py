@@ -107,13 +107,16 @@ def test_people_see_a_question_a_table_and_a_cost() -> None:
     done = forked("sweep", "tiny", *PAIR, "--sites", "z", "--pos", "-1", "--top", "3")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "tiny, 1 pair of prompts of 15 tokens:"
+    assert "restores" in lines[0]  # what was found stands first, then how sure that is, then what it cost
+    assert lines[1].startswith("One prompt, so nothing is known about others")
+    assert "node evaluations" in lines[2]
+    assert "tiny, 1 pair of prompts of 15 tokens:" in lines
     assert f"  clean (source)     {CLEAN}" in lines
     assert "  denoising: the clean run's values are put into the corrupted run, one site at a time" in lines
     ranked = [line.split()[0] for line in lines if "z[layer=" in line]
     assert ranked == ["1", "2", "3"]
     assert all("pos=14]" in line for line in lines if "z[layer=" in line)
-    assert any("node evaluations, as planned" in line for line in lines)
+    assert any(line.startswith("node evaluations") and "✓" in line for line in lines)
     assert not any(character in done.stdout for character in "\x1b╭│")
 
 

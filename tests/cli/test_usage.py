@@ -9,7 +9,6 @@ import pickle
 import pty
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ import conewise
 from conewise import model
 from conewise.checks.verify import Verification
 from conewise.cli.app import app
-from conewise.cli.commands.schemas import COMMANDS
 from conewise.cli.failing import as_option
+from conewise.cli.schemas import COMMANDS
 from conewise.errors import Argument, SweepError
 from conewise.sweeps.storage.result_data import CellCheck
 from conewise.text.prompts import Pair
@@ -470,18 +469,15 @@ def test_every_argument_that_a_message_names_is_an_option() -> None:
 
 def test_an_option_is_declared_once_and_shared() -> None:
     """Commands that are not alike may use one word for things of their own: these are named here."""
-    declaring = {"Option", "_model", "_prompts", "_change", "_finding", "_running", "_output"}
-    calls = [
-        node
-        for path in (Path(conewise.__file__).parent / "cli").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and (getattr(node.func, "attr", "") in declaring or getattr(node.func, "id", "") in declaring)
-    ]
-    flags = [call.args[0] for call in calls if isinstance(call.args[0], ast.Constant)]
-    declared = Counter(flag.value for flag in flags)
-    assert len(declared) > 40
-    assert {flag for flag, times in declared.items() if times > 1} == {
+    commands: Any = typer.main.get_command(app)
+    told: dict[str, set[str]] = {}
+    for one in commands.commands.values():
+        for option in one.params:
+            if option.param_type_name == "option":
+                assert option.help, (one.name, option.name)
+                told.setdefault(option.opts[0], set()).add(option.help)
+    assert len(told) > 40
+    assert {flag for flag, texts in told.items() if len(texts) > 1} == {
         "--kind",  # which sites are listed; the states that are traced
         "--n",  # how often noise is drawn; how many prompts; how many random inputs
         "--method",  # how effects are estimated; how a circuit is found

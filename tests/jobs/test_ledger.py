@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conewise.jobs import scheduling as ledgers
-from conewise.jobs.progress import _State, bar
+from conewise.jobs.progress import RunProgress, bar
 from conewise.jobs.scheduling import FleetLedger, SeatLedger, Share
 from conewise.status import Phases
 from conewise.sweeps.execution.reading import PHASES
@@ -83,7 +83,7 @@ def test_nothing_is_predicted_before_anything_is_done(clock: Clock) -> None:
 
 def test_lines_and_terminals_show_workers(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     made = under_way(clock)
-    state = _State(10, CPU)
+    state = RunProgress(10, CPU)
     state.workers = made
     assert made.line() in state.line()
     monkeypatch.setenv("COLUMNS", "160")

@@ -269,8 +269,11 @@ def test_json_that_is_something_else_is_refused() -> None:
         ("{", "it is not JSON"),
         ("[]", "it is not an object"),
         ("{}", "it does not say what it is, where kind: 'conewise folded' is expected"),
-        (json.dumps({key: value for key, value in data.items() if key != "cones"}), "damaged"),
-        (json.dumps({**data, "parts": [[1]]}), "damaged"),
+        (
+            json.dumps({key: value for key, value in data.items() if key != "cones"}),
+            "a folded model has no cones",
+        ),
+        (json.dumps({**data, "parts": [[1]]}), r"parts\[0\] has 1 items, where 8 are expected"),
     ):
         with pytest.raises(SweepError, match=said):
             Folded.from_json(wrong)

@@ -12,7 +12,7 @@ import torch
 
 from conewise import status as phases
 from conewise.jobs import progress
-from conewise.jobs.progress import _Bar, _Lines, _State, bar
+from conewise.jobs.progress import Lines, RunProgress, bar
 from conewise.status import Phases
 from conewise.sweeps.execution.reading import PHASES
 from conewise.sweeps.planning.planner import Planner
@@ -94,7 +94,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_words_say_what_is_under_way_and_what_took_long(clock: Clock) -> None:
-    state, run = _State(10, CPU), Phases(PHASES)
+    state, run = RunProgress(10, CPU), Phases(PHASES)
     assert state.doing() == "sweeping"
     state.follow(run)
     with run.during("weights"):
@@ -116,7 +116,7 @@ def test_words_say_what_is_under_way_and_what_took_long(clock: Clock) -> None:
 
 
 def test_seconds_of_several_sweeps_are_summed(clock: Clock) -> None:
-    state = _State(10, CPU)
+    state = RunProgress(10, CPU)
     for _ in range(2):
         state.follow(run := Phases(PHASES))
         with run.during("planning"):
@@ -129,17 +129,17 @@ def test_a_run_says_what_it_is_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Planner.plan
 
     def spied(*args: Any, **named: Any) -> Any:
-        seen.append(bars[-1]._state.doing())
+        seen.append(bars[-1].doing())
         return usual(*args, **named)
 
     bars: list[Any] = []
-    made = progress._Bar.__init__
+    made = progress.RunProgress.__init__
 
     def kept(self: Any, *args: Any) -> None:
         bars.append(self)
         made(self, *args)
 
-    monkeypatch.setattr(progress._Bar, "__init__", kept)
+    monkeypatch.setattr(progress.RunProgress, "__init__", kept)
     monkeypatch.setattr(Planner, "plan", spied)
     sweep_over(model()).run(progress=True)
     assert seen == ["planning 6 worlds"]
@@ -147,32 +147,29 @@ def test_a_run_says_what_it_is_doing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_that_is_passed_on_says_what_is_under_way() -> None:
     run = Phases()
-    bar_of_all = _Bar(10, CPU, 600.0)
+    bar_of_all = RunProgress(10, CPU)
     with bar(bar_of_all, 5, CPU) as tell:
         tell.begin(run)
         tell(3)
         tell.begin(run)  # again, with other weights
         tell(5)
-    assert bar_of_all._state.phases is run
-    assert bar_of_all._state.done == 5
+    assert bar_of_all.phases is run
+    assert bar_of_all.done == 5
 
 
-def test_a_file_gets_a_line_of_a_long_phase(
-    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "REFRESH", 600)  # drawn by the test alone
-    state, run = _State(10, CPU), Phases(PHASES)
+def test_a_file_gets_a_line_of_a_long_phase(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    state, run = RunProgress(10, CPU), Phases(PHASES)
     state.follow(run)
-    lines = _Lines(state)
+    lines = Lines(state)
     with run.during("planning", "1,056 worlds"):
         clock.turn(0.5)
-        lines._redraw()
+        lines.draw(state.line())
         assert capsys.readouterr().err == ""
         clock.turn(0.6)
-        lines._redraw()
-        lines._redraw()
+        lines.draw(state.line())
+        lines.draw(state.line())
         assert capsys.readouterr().err.count("planning 1,056 worlds 0/10 cells") == 1
-    lines.stop()
+    lines.end(state.last())
     assert capsys.readouterr().err.count("\n") == 1
 
 

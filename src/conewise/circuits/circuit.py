@@ -408,6 +408,8 @@ class Circuit(CircuitData):
             curve=Curve(self._points(level)) if curve is None else curve,
             measured=() if evaluation is None else _measured(evaluation),
             notes=() if evaluation is None else _notes(evaluation),
+            finding="" if evaluation is None else evaluation.finding,
+            certainty="" if evaluation is None else evaluation.certainty,
             story=story,
         )
         return write_circuit_page(as_path(path), drawn)

@@ -89,6 +89,14 @@ class Evaluation:
         edges = f"{self.size:,} of {self.edges:,} {self.unit}"
         return f"A circuit of {edges} keeps {self.faithfulness:.0%} of {self.metric}."
 
+    @property
+    def certainty(self) -> str:
+        """The prompts that it was measured on, what removed edges carried, and the edge needed least."""
+        weakest = "" if self.weakest is None else f"; the edge needed least is {self.weakest}"
+        prompts = len(self.per_prompt.get("full", ()))
+        over = f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}"
+        return f"{over}; removed {self.unit}: {self.source}{weakest}."
+
     def _repr_html_(self) -> str:
         ratios = [
             ("faithfulness", self.faithfulness, f"{self.faithfulness:.3f}"),
@@ -100,11 +108,7 @@ class Evaluation:
             (f"without the circuit's {self.unit}", self.complement, f"{self.complement:.4g}"),
             (f"with all {self.unit} removed", self.ablated, f"{self.ablated:.4g}"),
         ]
-        weakest = "" if self.weakest is None else f"; the edge needed least is {self.weakest}"
-        prompts = len(self.per_prompt.get("full", ()))
-        over = f"Over {prompts:,} prompt{'s' if prompts != 1 else ''}"
-        sure = f"{over}; removed {self.unit}: {self.source}{weakest}."
-        return shown(lead(self.finding), note(sure), beside(bars(ratios), bars(values)))
+        return shown(lead(self.finding), note(self.certainty), beside(bars(ratios), bars(values)))
 
     def __str__(self) -> str:
         known = f"of the model {self.full:.4g}, with nothing kept {self.ablated:.4g}"

@@ -1,4 +1,4 @@
-"""The ends of commands: errors as one message on stderr, and exit codes that mean something."""
+"""The ends of commands: errors as one message on stderr, and exit codes as other tools have them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from conewise.cli import INTERNAL, INTERRUPTED, USAGE
-from conewise.cli.streams import UnwrittenError
+from conewise.cli import SIGINT, SOFTWARE, USAGE
+from conewise.cli.entry import UnwrittenError
 from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.files import lone_surrogate
 
@@ -43,28 +43,29 @@ class Commands(TyperGroup):
             _expect_utf8(command_of(ctx))
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupted:
-            _say(str(interrupted) or "interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            code, said = SIGINT, [str(interrupted) or "interrupted"]
         except UnwrittenError:
             raise
-        except ConewiseError as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            _say(f"error: {error.message(as_option)}", *getattr(error, "__notes__", ()))
-            raise typer.Exit(USAGE) from None
         except Exception as error:
             if {"ClickException", "Exit", "Abort"} & {cls.__name__ for cls in type(error).__mro__}:
                 raise  # the parser shows it itself
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            if is_out_of_memory(error):
-                _say(f"error: {OutOfMemoryError('this command', error).message(as_option)}")
-                raise typer.Exit(USAGE) from None
-            _say(
-                f"error inside conewise: {type(error).__name__}: {error}",
-                "This is a defect: please report it with what `conewise --debug ...` prints.",
-            )
-            raise typer.Exit(INTERNAL) from None
+            if is_out_of_memory(error) and not isinstance(error, ConewiseError):
+                error = OutOfMemoryError("this command", error)
+            if isinstance(error, ConewiseError):
+                notes = getattr(error, "__notes__", ())
+                code, said = USAGE, [f"error: {error.message(as_option)}", *notes]
+            else:
+                code, said = (
+                    SOFTWARE,
+                    [
+                        f"error inside conewise: {type(error).__name__}: {error}",
+                        "This is a defect: please report it with what `conewise --debug ...` prints.",
+                    ],
+                )
+        print(*said, sep="\n", file=sys.stderr, flush=True)
+        raise typer.Exit(code)
 
 
 @contextmanager
@@ -88,12 +89,9 @@ def interruptible(
 
 def _with_values(words: list[str]) -> list[str]:
     """Return what was typed, with a value of `--ray` where no address follows: the parser wants one."""
-    found = list(words)
-    for place, word in enumerate(found):
-        follows = found[place + 1] if place + 1 < len(found) else "-"
-        if word == "--ray" and follows.startswith("-"):
-            found[place] = "--ray=local"
-    return found
+    follows = [*words[1:], "-"]
+    is_bare = [word == "--ray" and after.startswith("-") for word, after in zip(words, follows, strict=False)]
+    return ["--ray=local" if bare else word for word, bare in zip(words, is_bare, strict=True)]
 
 
 def _expect_utf8(words: list[str]) -> None:
@@ -121,16 +119,10 @@ _OPTIONS = {"attn_implementation": "attention", "scale": "noise-scale"}
 
 
 def as_option(argument: Argument) -> str:
-    """An argument of the library as the command line writes it."""
+    """Return an argument of the library as the command line writes it."""
     if argument.name == "precision":  # each precision is an option by itself
         return f"--{argument.value or 'tf32'}"
     name = _OPTIONS.get(argument.name, argument.name).replace("_", "-")
-    if argument.value is False:
-        return f"--no-{name}"
-    option = f"--{name}"
-    is_flag = argument.value is None or argument.value is True
-    return option if is_flag else f"{option} {shlex.quote(str(argument.value))}"
-
-
-def _say(*lines: str) -> None:
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    if argument.value is None or isinstance(argument.value, bool):
+        return f"--no-{name}" if argument.value is False else f"--{name}"
+    return f"--{name} {shlex.quote(str(argument.value))}"

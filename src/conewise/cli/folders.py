@@ -15,7 +15,7 @@ from conewise.cli.failing import CommandError, shell_command
 from conewise.cli.output import expect_writable, plain
 from conewise.errors import CircuitError, SweepError
 from conewise.files import Format, is_leftover, is_there, read_json, write_whole
-from conewise.report.story import STORY, Story, damaged
+from conewise.report.story import STORY, Story
 from conewise.sweeps.result import Result, load_result
 from conewise.sweeps.storage.archive import MANIFEST, VALUES, is_result, save
 from conewise.sweeps.storage.codec import decoded
@@ -66,40 +66,24 @@ def write_run(
 
 
 def read_run(folder: str | Path) -> tuple[Result, Story | None, Folded | None]:
-    """The result in a folder, and its story and folded graph where they are known.
+    """Return the result in a folder, and its story and folded graph where they are known.
 
     Raises SweepError when there is no result, or when something in the folder is damaged.
     """
     from conewise.report.folded import Folded
 
     result = load_result(folder)
-    return result, result.story, _read(Path(folder) / FOLDED, Folded)
+    return result, result.story, Folded.read(Path(folder) / FOLDED)
 
 
 def read_inside(folder: str | Path) -> Inside | None:
-    """The inside of the base run in a folder, where it was kept. Raises SweepError when it is damaged."""
+    """Return the inside of the base run in a folder, where it was kept. Raises SweepError where damaged."""
     from conewise.report.inside import Inside
 
-    found: Inside | None = _read(Path(folder) / INSIDE, Inside)
-    return found
+    return Inside.read(Path(folder) / INSIDE)
 
 
-def _read(path: Path, kind: Any) -> Any:
-    if not path.exists():
-        return None
-    try:
-        return kind.from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
-        raise damaged(path, error) from None
-
-
-CIRCUIT, SEARCH, EDGES, MEASURED, CIRCUIT_STORY = (
-    "circuit.json",
-    "search",
-    "edges",
-    "evaluation.json",
-    "story.json",
-)
+CIRCUIT, SEARCH, EDGES, MEASURED = "circuit.json", "search", "edges", "evaluation.json"
 FORMAT = Format("conewise evaluation", 1)
 RATIOS = ("faithfulness", "completeness")
 """Numbers of an evaluation that are NaN where they are ratios over nothing; files have null for NaN."""
@@ -122,7 +106,7 @@ class FoundCircuit:
         measured = {"evaluation": asdict(self.evaluation), "curve": asdict(self.curve)}
         text = json.dumps(plain({**FORMAT.header(), **measured}), indent=2)
         try:
-            write_whole(folder / CIRCUIT_STORY, f"{self.story.to_json()}\n".encode())
+            write_whole(folder / STORY, f"{self.story.to_json()}\n".encode())
             write_whole(folder / MEASURED, f"{text}\n".encode())
         except OSError as error:
             raise CircuitError(
@@ -154,13 +138,11 @@ def read_circuit(folder: Path) -> FoundCircuit:
             raise ValueError("it has no evaluation and curve")
         evaluation = _evaluation(whole["evaluation"], Evaluation)
         curve: Curve = decoded(whole["curve"], Curve, "curve")
-        story = Story.from_json(
-            (folder / CIRCUIT_STORY).read_text(encoding="utf-8"), str(folder / CIRCUIT_STORY)
-        )
+        story = Story.from_json((folder / STORY).read_text(encoding="utf-8"), str(folder / STORY))
     except (OSError, ValueError, SweepError) as error:
         why = getattr(error, "strerror", None) or error
         raise CircuitError(
-            f"the search in {folder} is damaged: {MEASURED} or {CIRCUIT_STORY} cannot be read ({why}). "
+            f"the search in {folder} is damaged: {MEASURED} or {STORY} cannot be read ({why}). "
             f"Search again in another folder; the circuit itself is in {CIRCUIT}."
         ) from None
     return FoundCircuit(circuit, evaluation, curve, story)

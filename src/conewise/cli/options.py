@@ -1,61 +1,95 @@
-"""Command-line options, each declared once with its help, and the groups that commands take of them."""
+"""Command-line options: parameters of commands and fields of dataclasses, explained by their docstrings.
+
+A docstring has sections of options as `--help` shows them. An entry begins with the flags, a word for the
+value, and a colon; what stands in brackets at its end is said of the default. The other paragraphs of a
+command's docstring are its help.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import partial, wraps
-from inspect import Parameter, Signature, signature
+from functools import cache, wraps
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from conewise.arguments import Count, Positive, Range
+
 C = TypeVar("C", bound=Callable[..., None])
 
-PROMPTS = "The prompts"
-CHANGE = "What is changed and read"
-FINDING = "How it is found"
-RUNNING = "Running"
-OUTPUT = "Output"
-LOADING = "The model"
+COMMANDS: list[tuple[Callable[..., None], Callable[..., None]]] = []
+"""The commands, and what the parser calls for each."""
+
+MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+
+ENTRY = re.compile(
+    r"^    (?P<name>[A-Z_]+|-[^\s:,]+(?:, -[^\s:,]+)*)(?: (?P<value>\S+))?: (?P<text>.*(?:\n {5,}.*)*)",
+    re.MULTILINE,
+)
+
+SHARED = """
+Arguments:
+    MODEL: A Hugging Face folder, a hub name, a GGUF file, smollm2-135m or tiny.
+
+The prompts:
+    --answer TOK: Correct next token of the clean prompt, often with a leading space. Repeat it for several.
+    --wrong TOK: Wrong next token. Repeat it for several.
+
+What is changed and read:
+    --pos CHOICE: Positions to patch one by one: ':' for all, '-1' for the last, '2:5' for a range.
+    --metric: logit-diff: answer minus wrong. prob: of the answer. prob-diff: of the answer minus that of the
+        wrong one. kl: from the clean prediction.
+
+Running:
+    --plan: Report the exact cost and run nothing.
+    --max-memory AMOUNT: Memory limit beside the model and the baseline, such as '4GiB' or '500MB'. [2GiB]
+    --seed N: Random seed.
+
+Output:
+    --progress/--no-progress: Show progress on stderr. [in a terminal]
+    --report FILE: Write an HTML report that opens without a network. An older report is replaced, any other
+        file is not.
+    --json: Print one JSON object and nothing else.
+"""
+"""Options of several groups or commands."""
 
 
-SUBCOMMANDS: list[tuple[str, Callable[..., None], str, str]] = []
-"""The commands: the name, what the parser calls, the help, and one line of it."""
+def command(function: C) -> C:
+    """Make a function a command of its name; its docstring has the help and the options of its own."""
+    COMMANDS.append((function, flat(function)))
+    return function
 
 
-def subcommand(name: str, text: str, line: str) -> Callable[[C], C]:
-    """Make a function a command of this name, with its help and a line about it."""
+def flat(function: Callable[..., None]) -> Callable[..., None]:
+    """The command as the parser takes it: every field of a group is a parameter of its own, in that order.
 
-    def made(function: C) -> C:
-        SUBCOMMANDS.append((name, flat(function), help_text(text), line))
-        return function
-
-    return made
-
-
-def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as the parser takes it: every field of a group is a parameter of its own, in that order."""
-    hints = get_type_hints(command, include_extras=True)
+    Parameters before the star are arguments, those behind it are options.
+    """
+    hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
-    @wraps(command)
+    @wraps(function)
     def called(**given: Any) -> None:
+        given = {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
+        function(**given)
 
-    parameters: list[Parameter] = []
-    for name, parameter in signature(command).parameters.items():
+    found: list[Parameter] = []
+    for name, one in signature(function).parameters.items():
         if name in groups:
-            parameters += _fields(groups[name])
+            found += _fields(groups[name])
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+            is_argument = one.kind is not Parameter.KEYWORD_ONLY
+            found.append(_declared(name, hints[name], one.default, is_argument, [function]))
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
+    called.__signature__ = Signature(found)  # type: ignore[attr-defined]
     return called
 
 
@@ -63,424 +97,76 @@ def _fields(group: Any) -> Iterator[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         default = Parameter.empty if field.default is MISSING else field.default
-        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
+        yield _declared(field.name, hints[field.name], default, False, group.__mro__)
 
 
-MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+def _declared(name: str, hint: Any, default: Any, is_argument: bool, owners: Iterable[Any]) -> Parameter:
+    """Return a parameter for the parser, by its type and its entry in the docstring of an owner."""
+    kind: Any = hint
+    how: dict[str, Any] = {}
+    for one in (hint, *get_args(hint)):
+        if get_origin(one) is Annotated:
+            kind, rule = get_args(one)
+            how |= {"min": int(rule.minimum)} if isinstance(rule, Range) else {"parser": rule}
+        elif get_origin(one) is Literal:
+            kind = make_enum(name, {word: word for word in get_args(one)})
+            default = kind(default) if isinstance(default, str) else default
+    if kind is not hint and type(None) in get_args(hint):
+        kind |= None
+    documented = (entries(one.__doc__ or "").get(name) for one in owners)
+    panel, flags, value, text = next(filter(None, documented), None) or entries(SHARED).get(name, NO_ENTRY)
+    shown = re.search(r" \[([^]]*)\]$", text)
+    if shown is not None:
+        text = text[: shown.start()]
+    if shown is not None or is_argument:
+        how["show_default"] = shown is not None and shown[1]
+    if kind is typer.Context:
+        made: Any = kind
+    elif is_argument:
+        metavar = name.upper() if default is Parameter.empty else None
+        made = Annotated[kind, typer.Argument(help=literal(text), metavar=metavar, **how)]
+    else:
+        flags = flags or [f"--{name.replace('_', '-')}"]
+        made = Annotated[
+            kind, typer.Option(*flags, help=literal(text), metavar=value, rich_help_panel=panel, **how)
+        ]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=made)
 
 
-def help_text(text: str) -> str:
-    """A help text as the parser takes it: paragraphs that it may wrap, and marked ones as they are."""
-    paragraphs = [
-        paragraph if paragraph.startswith("\b") else " ".join(paragraph.split())
-        for paragraph in text.strip().split("\n\n")
-    ]
+Entry = tuple[str | None, list[str], str | None, str]
+make_enum: Callable[..., Any] = StrEnum
+NO_ENTRY: Entry = (None, [], None, "")
+
+
+@cache
+def entries(doc: str) -> dict[str, Entry]:
+    """Return the options that a docstring explains, by name: panel, flags, word for the value, text."""
+    found: dict[str, Entry] = {}
+    for block in cleandoc(doc).split("\n\n"):
+        title, _, body = block.partition(":\n")
+        for one in ENTRY.finditer(body):
+            flags = [] if one["name"].isupper() else one["name"].split(", ")
+            name = (flags[0] if flags else one["name"]).partition("/")[0].strip("-").replace("-", "_").lower()
+            panel = None if title in ("Arguments", "Options") else title
+            found[name] = (panel, flags, one["value"], " ".join(one["text"].split()))
+    return found
+
+
+def help_text(doc: str) -> str:
+    """Return a help text as the parser takes it: paragraphs that it may wrap, and sections as they are."""
+    paragraphs = []
+    for block in cleandoc(doc).split("\n\n"):
+        title, colon, body = block.partition(":\n")
+        if colon and body.startswith(" "):
+            paragraphs += [] if ENTRY.match(body) else [f"\b\n{title}:\n{body}"]
+        else:
+            paragraphs.append(" ".join(block.split()))
     return literal("\n\n".join(paragraphs))
 
 
 def literal(text: str) -> str:
     """Text in which brackets are brackets."""
     return text.replace("[", r"\[") if MARKUP else text
-
-
-class Source(StrEnum):
-    """Where the values come from that are put at a site."""
-
-    RUN = "run"
-    ZERO = "zero"
-    MEAN = "mean"
-    NOISE = "noise"
-
-    @property
-    def patch(self) -> str:
-        """Its name in a question."""
-        return "source" if self is Source.RUN else self.value
-
-
-class Direction(StrEnum):
-    """The run that is changed."""
-
-    DENOISE = "denoise"
-    NOISE = "noise"
-
-
-class Metric(StrEnum):
-    """The metric that is read at the last position."""
-
-    LOGIT_DIFF = "logit-diff"
-    PROB = "prob"
-    PROB_DIFF = "prob-diff"
-    KL = "kl"
-
-    @property
-    def word(self) -> str:
-        """Its name in the library."""
-        return self.value.replace("-", "_")
-
-
-class Method(StrEnum):
-    """The method by which a circuit is found."""
-
-    ACDC = "acdc"
-    EXACT = "exact"
-
-
-class Ablation(StrEnum):
-    """Where the values come from that removed edges carry."""
-
-    RUN = "run"
-    ZERO = "zero"
-    MEAN = "mean"
-
-    @property
-    def patch(self) -> str:
-        """Its name in a sweep over edges."""
-        return "source" if self is Ablation.RUN else self.value
-
-    @property
-    def ablation(self) -> str:
-        """Its name in an evaluation of a circuit."""
-        return "resample" if self is Ablation.RUN else self.value
-
-
-class Evaluator(StrEnum):
-    """The evaluator of worlds."""
-
-    AUTO = "auto"
-    WAVEFRONT = "wavefront"
-    SERIAL = "serial"
-
-
-def option(panel: str | None, name: str, text: str, *more: str, **how: Any) -> Any:
-    """Return the declaration of an option: its panel in the help, its name, its help text, other names."""
-    return typer.Option(name, *more, help=literal(text), rich_help_panel=panel, **how)
-
-
-_model, _prompts, _change, _finding, _running, _output = (
-    partial(option, panel) for panel in (LOADING, PROMPTS, CHANGE, FINDING, RUNNING, OUTPUT)
-)
-
-# -- options of several groups or commands ---------------------------------------------------------
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A Hugging Face folder, a hub name, a GGUF file, smollm2-135m or tiny.",
-        show_default=False,
-    ),
-]
-Answer = Annotated[
-    list[str] | None,
-    _prompts(
-        "--answer",
-        "Correct next token of the clean prompt, often with a leading space. Repeat it for several.",
-        metavar="TOK",
-    ),
-]
-Wrong = Annotated[
-    list[str] | None,
-    _prompts("--wrong", "Wrong next token. Repeat it for several.", metavar="TOK"),
-]
-Pos = Annotated[
-    str | None,
-    _change(
-        "--pos",
-        "Positions to patch one by one: ':' for all, '-1' for the last, '2:5' for a range.",
-        metavar="CHOICE",
-    ),
-]
-ReadMetric = Annotated[
-    Metric,
-    _change(
-        "--metric",
-        "logit-diff: answer minus wrong. prob: of the answer. prob-diff: of the answer minus that of the "
-        "wrong one. kl: from the clean prediction.",
-    ),
-]
-Plan = Annotated[bool, _running("--plan", "Report the exact cost and run nothing.")]
-MaxMemory = Annotated[
-    str | None,
-    _running(
-        "--max-memory",
-        "Memory limit beside the model and the baseline, such as '4GiB' or '500MB'.",
-        metavar="AMOUNT",
-        show_default="2GiB",
-    ),
-]
-Progress = Annotated[
-    bool | None,
-    _output("--progress/--no-progress", "Show progress on stderr.", show_default="in a terminal"),
-]
-Report = Annotated[
-    Path | None,
-    _output(
-        "--report",
-        "Write an HTML report that opens without a network. An older report is replaced, any other file is "
-        "not.",
-        metavar="FILE",
-    ),
-]
-Seed = Annotated[int, _running("--seed", "Random seed.", metavar="N")]
-Json = Annotated[bool, _output("--json", "Print one JSON object and nothing else.")]
-
-# -- groups of options -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """The loading of MODEL's weights."""
-
-    device: Annotated[
-        str | None,
-        _model(
-            "--device",
-            "cpu, cuda, cuda:1, mps; with several (cuda:0,cuda:1), one worker on each.",
-            metavar="NAME",
-            show_default="cpu",
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        _model("--dtype", "float32, bfloat16, float16, float64.", metavar="NAME", show_default="as saved"),
-    ] = None
-    attention: Annotated[
-        str | None,
-        _model(
-            "--attention",
-            "eager exposes attention patterns as sites; sdpa is faster.",
-            metavar="NAME",
-            show_default="the model's own",
-        ),
-    ] = None
-    revision: Annotated[
-        str | None, _model("--revision", "Revision of a model on the Hugging Face hub.", metavar="NAME")
-    ] = None
-    trust_remote_code: Annotated[
-        bool, _model("--trust-remote-code", "Allow running Python code that comes with the model.")
-    ] = False
-
-
-@dataclass(frozen=True)
-class PairOptions:
-    """The prompts, and what the model should say to each."""
-
-    clean: Annotated[
-        str | None,
-        _prompts("--clean", "The prompt that the model answers correctly.", metavar="TEXT"),
-    ] = None
-    corrupted: Annotated[
-        str | None,
-        _prompts(
-            "--corrupted",
-            "A prompt with as many tokens whose answer differs.",
-            metavar="TEXT",
-        ),
-    ] = None
-    answer: Answer = None
-    wrong: Wrong = None
-    prompts: Annotated[
-        Path | None,
-        _prompts(
-            "--prompts",
-            "File of prompt pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON lines, or CSV "
-            "with these columns and | between answers.",
-            metavar="FILE",
-        ),
-    ] = None
-    as_written: Annotated[
-        bool,
-        _prompts(
-            "--as-written", "Accept answers without a leading space even where one seems to be missing."
-        ),
-    ] = False
-
-
-@dataclass(frozen=True)
-class PromptOptions(PairOptions):
-    """The prompts, and how many of them are run together."""
-
-    batch_size: Annotated[
-        int | None,
-        _prompts(
-            "--batch-size",
-            "Maximum number of prompts of one length per batch; 256 by default.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class SiteChoice:
-    """The sites that a sweep patches."""
-
-    sites: Annotated[
-        str,
-        _change(
-            "--sites",
-            "Sites to patch, separated by commas: kinds (z: every head, mlp_out: every MLP), parts of kinds "
-            "as 'z[layer=2:5, head=0]', or names; see `conewise sites`.",
-            metavar="KINDS",
-        ),
-    ] = "z,mlp_out"
-
-
-@dataclass(frozen=True)
-class EdgeChoice:
-    """The edges that a sweep patches."""
-
-    edges: Annotated[
-        str,
-        _change(
-            "--edges",
-            "Edges to patch, WRITER->READER, * matches anything: 'a0.*->*', '*->*<k>', 'm?->logits'.",
-            metavar="NAMES",
-        ),
-    ] = "*->*"
-
-
-@dataclass(frozen=True)
-class ChangeOptions:
-    """The value that is put at a site or an edge, the run in which it is put, and the metric."""
-
-    pos: Pos = None
-    source: Annotated[
-        Source,
-        _change(
-            "--source",
-            "The value to patch in: that of the other run, zero, the mean over prompts, or noise.",
-        ),
-    ] = Source.RUN
-    noise_scale: Annotated[
-        float | None,
-        _change(
-            "--noise-scale",
-            "Standard deviation of the noise with --source noise.",
-            metavar="S",
-            show_default="1.0",
-        ),
-    ] = None
-    direction: Annotated[
-        Direction | None,
-        _change(
-            "--direction",
-            "denoise: patch the corrupted run with clean values. noise: patch the clean run. "
-            "Default: denoise with --source run, noise otherwise.",
-        ),
-    ] = None
-    metric: ReadMetric = Metric.LOGIT_DIFF
-    tf32: Annotated[
-        bool,
-        _running("--tf32", "Use TF32 for float32 matrix products on CUDA: faster, rounds to 10 bits."),
-    ] = False
-    split: Annotated[
-        bool,
-        _running(
-            "--split",
-            "Split float32 matrix products into three bfloat16 parts on CUDA: faster, a few times the error.",
-        ),
-    ] = False
-
-
-# The fields of the last base come first.
-@dataclass(frozen=True)
-class QuestionOptions(ChangeOptions, SiteChoice, PromptOptions):
-    """The question of a sweep: the prompts, the sites, the values put there, the metric."""
-
-    unit: ClassVar[str] = "site"
-
-
-@dataclass(frozen=True)
-class EdgeOptions(ChangeOptions, EdgeChoice, PromptOptions):
-    """The question of a sweep over edges: the prompts, the edges, the values put there, the metric."""
-
-    unit: ClassVar[str] = "edge"
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The evaluation of worlds."""
-
-    evaluator: Annotated[
-        Evaluator,
-        _running(
-            "--evaluator",
-            "wavefront: all worlds in one batched pass. serial: one by one, bit for bit a full re-run.",
-        ),
-    ] = Evaluator.AUTO
-    max_memory: MaxMemory = None
-    seed: Seed = 0
-
-
-@dataclass(frozen=True)
-class FleetOptions:
-    """The workers beyond this process."""
-
-    ray: Annotated[
-        str | None,
-        _running(
-            "--ray",
-            "Run on Ray workers: of a cluster (auto, ray://head:10001), or without an address of one that is "
-            "started on this machine.",
-            metavar="[ADDRESS]",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        _running(
-            "--workers",
-            "Number of workers; without --ray, processes on this machine.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    simulate: Annotated[
-        bool,
-        _running("--simulate", "With --plan and --workers N: estimate the time with N workers."),
-    ] = False
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """The estimation of effects, in place of computing them."""
-
-    method: Annotated[
-        str | None,
-        _running(
-            "--method",
-            "Estimate effects by gradients instead of computing them: atp, atp*, ig, relp or hybrid for "
-            "sites; eap, eap-ig, eap-ig-activations, relp or hybrid for edges.",
-            metavar="NAME",
-        ),
-    ] = None
-    steps: Annotated[
-        int | None,
-        _running(
-            "--steps",
-            "Steps along the line of --method ig, eap-ig and eap-ig-activations.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class ResultOptions:
-    """The check of a run's numbers, their page, and how many of them are shown."""
-
-    verify: Annotated[
-        int,
-        _running(
-            "--verify",
-            "Verify N random cells by full forward passes with hooks; exit code 1 if they differ.",
-            metavar="N",
-            min=0,
-        ),
-    ] = 0
-    report: Report = None
-    top: Annotated[int, _output("--top", "Number of strongest sites to show.", metavar="N", min=1)] = 10
-    progress: Progress = None
 
 
 def folder_of(text: str) -> Path:
@@ -490,29 +176,176 @@ def folder_of(text: str) -> Path:
     return Path(text)
 
 
+# -- groups of options -----------------------------------------------------------------------------
+
+Metric = Literal["logit-diff", "prob", "prob-diff", "kl"]
+Direction = Literal["denoise", "noise"]
+Evaluator = Literal["auto", "wavefront", "serial"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The loading of MODEL's weights.
+
+    The model:
+        --device NAME: cpu, cuda, cuda:1, mps; with several (cuda:0,cuda:1), one worker on each. [cpu]
+        --dtype NAME: float32, bfloat16, float16, float64. [as saved]
+        --attention NAME: eager exposes attention patterns as sites; sdpa is faster. [the model's own]
+        --revision NAME: Revision of a model on the Hugging Face hub.
+        --trust-remote-code: Allow running Python code that comes with the model.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    attention: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """The prompts, and what the model should say to each.
+
+    The prompts:
+        --clean TEXT: The prompt that the model answers correctly.
+        --corrupted TEXT: A prompt with as many tokens whose answer differs.
+        --prompts FILE: File of prompt pairs: JSON rows {clean, corrupted, answers, wrong_answers}, JSON
+            lines, or CSV with these columns and | between answers.
+        --as-written: Accept answers without a leading space even where one seems to be missing.
+    """
+
+    clean: str | None = None
+    corrupted: str | None = None
+    answer: list[str] | None = None
+    wrong: list[str] | None = None
+    prompts: Path | None = None
+    as_written: bool = False
+
+
+@dataclass(frozen=True)
+class ChangeOptions(PairOptions):
+    """The value that is put at a site or an edge, the run in which it is put, and the metric.
+
+    The prompts:
+        --batch-size N: Maximum number of prompts of one length per batch; 256 by default.
+
+    What is changed and read:
+        --source: The value to patch in: that of the other run, zero, the mean over prompts, or noise.
+        --noise-scale S: Standard deviation of the noise with --source noise. [1.0]
+        --direction: denoise: patch the corrupted run with clean values. noise: patch the clean run. Default:
+            denoise with --source run, noise otherwise.
+
+    Running:
+        --tf32: Use TF32 for float32 matrix products on CUDA: faster, rounds to 10 bits.
+        --split: Split float32 matrix products into three bfloat16 parts on CUDA: faster, a few times the
+            error.
+    """
+
+    batch_size: Positive | None = None
+    pos: str | None = None
+    source: Literal["run", "zero", "mean", "noise"] = "run"
+    noise_scale: float | None = None
+    direction: Direction | None = None
+    metric: Metric = "logit-diff"
+    tf32: bool = False
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class QuestionOptions(ChangeOptions):
+    """The question of a sweep: the prompts, the sites, the values put there, the metric.
+
+    What is changed and read:
+        --sites KINDS: Sites to patch, separated by commas: kinds (z: every head, mlp_out: every MLP), parts
+            of kinds as 'z[layer=2:5, head=0]', or names; see `conewise sites`.
+    """
+
+    unit: ClassVar[str] = "site"
+    sites: str = "z,mlp_out"
+
+
+@dataclass(frozen=True)
+class EdgeOptions(ChangeOptions):
+    """The question of a sweep over edges: the prompts, the edges, the values put there, the metric.
+
+    What is changed and read:
+        --edges NAMES: Edges to patch, WRITER->READER, * matches anything: 'a0.*->*', '*->*<k>', 'm?->logits'.
+    """
+
+    unit: ClassVar[str] = "edge"
+    edges: str = "*->*"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The evaluation of worlds.
+
+    Running:
+        --evaluator: wavefront: all worlds in one batched pass. serial: one by one, bit for bit a full re-run.
+    """
+
+    evaluator: Evaluator = "auto"
+    max_memory: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """The workers beyond this process.
+
+    Running:
+        --ray [ADDRESS]: Run on Ray workers: of a cluster (auto, ray://head:10001), or without an address of
+            one that is started on this machine.
+        --workers N: Number of workers; without --ray, processes on this machine.
+        --simulate: With --plan and --workers N: estimate the time with N workers.
+    """
+
+    ray: str | None = None
+    workers: Positive | None = None
+    simulate: bool = False
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """The check of a run's numbers, their page, and how many of them are shown.
+
+    Running:
+        --verify N: Verify N random cells by full forward passes with hooks; exit code 1 if they differ.
+
+    Output:
+        --top N: Number of strongest sites to show.
+    """
+
+    verify: Count = 0
+    report: Path | None = None
+    top: Positive = 10
+    progress: bool | None = None
+
+
 @dataclass(frozen=True)
 class StoreOptions:
-    """The folder in which a run is kept."""
+    """The folder in which a run is kept.
 
-    out: Annotated[
-        Path | None,
-        _output(
-            "--out",
-            "Store the run in this folder while it runs, and the result. `conewise report DIR` makes "
-            "a report of it.",
-            metavar="DIR",
-            parser=folder_of,
-        ),
-    ] = None
-    resume: Annotated[bool, _output("--resume", "Resume the interrupted run in --out.")] = False
+    Output:
+        --out DIR: Store the run in this folder while it runs, and the result. `conewise report DIR` makes a
+            report of it.
+        --resume: Resume the interrupted run in --out.
+    """
+
+    out: Annotated[Path, folder_of] | None = None
+    resume: bool = False
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The output of a command, while it runs and in the end."""
+    """The output of a command, while it runs and in the end.
 
-    quiet: Annotated[bool, _output("--quiet", "Suppress progress output.", "-q")] = False
-    json: Json = False
+    Output:
+        --quiet, -q: Suppress progress output.
+    """
+
+    quiet: bool = False
+    json: bool = False
 
 
 @dataclass(frozen=True)
@@ -521,58 +354,49 @@ class PlanOptions(LoadOptions, OutputOptions, FleetOptions, RunOptions):
 
 
 @dataclass(frozen=True)
-class SweepOptions(
-    LoadOptions, OutputOptions, StoreOptions, ResultOptions, MethodOptions, FleetOptions, RunOptions
-):
-    """All that a sweep takes beside its question."""
+class SweepOptions(LoadOptions, OutputOptions, StoreOptions, ResultOptions, FleetOptions, RunOptions):
+    """All that a sweep takes beside its question.
+
+    Running:
+        --method NAME: Estimate effects by gradients instead of computing them: atp, atp*, ig, relp or hybrid
+            for sites; eap, eap-ig, eap-ig-activations, relp or hybrid for edges.
+        --steps N: Steps along the line of --method ig, eap-ig and eap-ig-activations.
+    """
+
+    method: str | None = None
+    steps: Positive | None = None
 
 
 @dataclass(frozen=True)
 class FindOptions:
-    """The search of a circuit: the method, how much is kept, what removed edges carry, the metric."""
+    """The search of a circuit: the method, how much is kept, what removed edges carry, the metric.
 
-    method: Annotated[
-        Method,
-        _finding(
-            "--method",
-            "acdc: remove edges one by one while the metric changes little. exact: patch every edge by "
-            "itself and keep those with the largest effects.",
-        ),
-    ] = Method.ACDC
-    threshold: Annotated[
-        float | None,
-        _finding(
-            "--threshold",
-            "Keep an edge that changes the metric by at least this much.",
-            metavar="T",
-            show_default="1% of what removing all edges changes",
-        ),
-    ] = None
-    top: Annotated[
-        int | None,
-        _finding(
-            "--top",
-            "With --method exact, keep at most this many edges instead of using a threshold.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    connected: Annotated[
-        bool,
-        _finding(
-            "--connected/--no-connected",
-            "With --method exact, keep only edges on a path from the input to the logits.",
-        ),
-    ] = True
-    ablation: Annotated[
-        Ablation,
-        _finding(
-            "--source",
-            "Value of removed edges: that of the corrupted prompt, zero, or their mean.",
-        ),
-    ] = Ablation.RUN
-    metric: ReadMetric = Metric.LOGIT_DIFF
-    minimality: Annotated[
-        bool,
-        _finding("--minimality/--no-minimality", "Also evaluate the circuit without each of its edges."),
-    ] = True
+    How it is found:
+        --method: acdc: remove edges one by one while the metric changes little. exact: patch every edge by
+            itself and keep those with the largest effects.
+        --threshold T: Keep an edge that changes the metric by at least this much. [1% of what removing all
+            edges changes]
+        --top N: With --method exact, keep at most this many edges instead of using a threshold.
+        --connected/--no-connected: With --method exact, keep only edges on a path from the input to the
+            logits.
+        --source: Value of removed edges: that of the corrupted prompt, zero, or their mean.
+        --minimality/--no-minimality: Also evaluate the circuit without each of its edges.
+    """
+
+    method: Literal["acdc", "exact"] = "acdc"
+    threshold: float | None = None
+    top: Positive | None = None
+    connected: bool = True
+    source: Literal["run", "zero", "mean"] = "run"
+    metric: Metric = "logit-diff"
+    minimality: bool = True
+
+
+@dataclass(frozen=True)
+class SearchOptions(LoadOptions, OutputOptions, StoreOptions, FleetOptions, FindOptions):
+    """All that a search takes beside its prompts."""
+
+    plan: bool = False
+    max_memory: str | None = None
+    report: Path | None = None
+    progress: bool | None = None

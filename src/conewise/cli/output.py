@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from conewise import errors
-from conewise.arguments import shown_bytes
-from conewise.cli import CHECK_FAILED
+from conewise.cli import FAILURE
 from conewise.cli.failing import CommandError
 from conewise.cli.options import SweepOptions
 from conewise.files import expect_file, expect_replaceable, expect_room
-from conewise.status import shown_phases, status_to
+from conewise.status import status_to
 from conewise.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from conewise.jobs.progress import ProgressCallback
     from conewise.jobs.scheduling import FleetLedger
@@ -38,23 +36,17 @@ if TYPE_CHECKING:
 PLENTY = 10_000
 """Columns of a line that goes to a file or a pipe: nothing is wrapped there."""
 
-WAS_BUSY = (
-    "These times vary a lot: the machine was busy with other things, so do not trust the speed. "
-    "The counts are exact."
-)
-"""A remark on speeds, where forwards of one kind took very different times."""
-
 EVERY = 1.0
 """Seconds between two lines of progress, where no bar can be drawn."""
 
 
 def print_json(command: str, body: Mapping[str, Any]) -> None:
-    """One JSON object; numbers that JSON cannot say (NaN, infinity) are null."""
+    """Print one JSON object; numbers that JSON cannot say (NaN, infinity) are null."""
     print_as_json({"command": command, **body})
 
 
 def print_as_json(value: Any) -> None:
-    """A value as JSON, in the characters that stdout can say: escapes where it cannot."""
+    """Print a value as JSON, in the characters that stdout can say: escapes where it cannot."""
     value = plain(value)
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     try:
@@ -65,7 +57,7 @@ def print_as_json(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Nested values as JSON has them."""
+    """Return nested values as JSON has them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -84,29 +76,33 @@ def stdout(*, quiet: bool = False) -> Console:
     return Console(highlight=False, soft_wrap=not is_watched, width=width, quiet=quiet)
 
 
-def table(title: str, columns: Sequence[str], *, right: Iterable[int] = ()) -> Table:
-    """An empty table; the columns `right` are numbers."""
+def show_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right: Iterable[int] = (),
+) -> None:
+    """Print a table of texts, in which brackets are brackets; the columns `right` are numbers."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    numbers = set(right)
+    is_watched, numbers = sys.stdout.isatty(), set(right)
     made = Table(
         title=title,
         title_justify="left",
         title_style="bold",
-        box=box.SIMPLE_HEAD if sys.stdout.isatty() else None,
-        pad_edge=sys.stdout.isatty(),
+        box=box.SIMPLE_HEAD if is_watched else None,
+        pad_edge=is_watched,
+        show_header=any(columns),
     )
     for place, name in enumerate(columns):
         made.add_column(name, justify="right" if place in numbers else "left", no_wrap=place in numbers)
-    return made
-
-
-def add_row(grid: Table, *texts: str) -> None:
-    """Add a row of texts, in which brackets are brackets."""
-    from rich.text import Text
-
-    grid.add_row(*map(Text, texts))
+    for row in rows:
+        made.add_row(*(one if isinstance(one, Text) else Text(str(one)) for one in row))
+    console.print(made)
 
 
 class Status:
@@ -126,7 +122,7 @@ class Status:
         print(f"note: {words}", file=sys.stderr, flush=True)
 
     def counter(self, words: str) -> Callable[[int, int], None]:
-        """Says how many are done, of how many, once a second where it takes longer than one."""
+        """Return what says how many are done, of how many, once a second where it takes longer than one."""
         told_at = time.monotonic()
 
         def progress(done: int, total: int) -> None:
@@ -180,7 +176,7 @@ class CellCounter:
         self.done = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Cells that are done, of so many."""
+        """Note the cells that are done, of so many."""
         if self.advance is not None:
             self.advance(done - self.done)
         self.done = done
@@ -223,8 +219,10 @@ def expect_writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def expect_writable_file(path: Path, option: str) -> None:
+def expect_writable_file(path: Path | None, option: str) -> None:
     """Find out before the run, not after it, that a page or a picture cannot be written there."""
+    if path is None:
+        return
     expect_writable(path.parent, option)
     try:
         expect_replaceable(path)
@@ -233,16 +231,22 @@ def expect_writable_file(path: Path, option: str) -> None:
         raise CommandError(f"cannot write {option} {path}: {cause.strerror}. Name another file.") from None
 
 
-# -- plans, results and circuits ------------------------------------------------------------
+# -- plans and results ----------------------------------------------------------------------
 
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
-    """A plan as JSON has it."""
+    """Return a plan as JSON has it."""
     return {**plan.costs(), "moved_bytes": plan.moved_bytes, "chunks": list(plan.chunks), "ratio": plan.ratio}
 
 
+def check_json(result: Result) -> dict[str, Any] | None:
+    """Return the verification of a result as JSON has it."""
+    check = result.verification
+    return None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed}
+
+
 def result_json(result: Result, story: Story) -> dict[str, Any]:
-    """A result as JSON has it: every cell, strongest first, and what it cost."""
+    """Return a result as JSON has it: every cell, strongest first, and what it cost."""
     source = None if result.source is None else float(result.source[0])
     base = float(result.base[0])
     span = None if source is None else source - base
@@ -259,7 +263,6 @@ def result_json(result: Result, story: Story) -> dict[str, Any]:
         }
         for cell, effect, value in result.strongest(top=len(result.cells))
     ]
-    check = result.verification
     return {
         "base": base,
         "source": source,
@@ -268,7 +271,7 @@ def result_json(result: Result, story: Story) -> dict[str, Any]:
         "plan": plan_json(result.plan),
         "measured": asdict(result.ledger),
         "full_forwards": {"timed": story.forwards_timed, "seconds": story.forward_seconds},
-        "verification": None if check is None else {**asdict(check), "ok": check.ok, "passed": check.passed},
+        "verification": check_json(result),
         "provenance": {
             "command": story.command,
             "conewise": __version__,
@@ -277,10 +280,9 @@ def result_json(result: Result, story: Story) -> dict[str, Any]:
     }
 
 
-def files_json(how: SweepOptions) -> dict[str, str | None]:
+def files_json(how: SweepOptions) -> dict[str, Path | None]:
     """Return the files of a run as JSON has them."""
-    named = {"out": how.out, "report": how.report}
-    return {name: None if path is None else str(path) for name, path in named.items()}
+    return {"out": how.out, "report": how.report}
 
 
 def expect_verified(result: Result, status: Status) -> None:
@@ -288,64 +290,70 @@ def expect_verified(result: Result, status: Status) -> None:
     check = result.verification
     if check is not None and not check.ok:
         status.warn(f"verification {check}")
-        raise typer.Exit(CHECK_FAILED)
+        raise typer.Exit(FAILURE)
 
 
 def show_plan(console: Console, plan: SweepPlan) -> None:
-    """A plan as a table."""
-    grid = table("What it would cost", ("", ""))
-    grid.show_header = False
-    for label, value in plan.rows():
-        add_row(grid, label, value)
-    console.print(grid)
+    """Print a plan as a table."""
+    show_table(console, "What it would cost", ("", ""), plan.rows())
+
+
+def show_finding(console: Console, result: Result) -> None:
+    """Print what was found, how sure that is, and what it cost, each in a sentence."""
+    from conewise.sweeps.findings import certainty, cost, finding
+
+    console.print(finding(result), markup=False, style="bold")
+    console.print(certainty(result), markup=False)
+    console.print(f"{cost(result)}\n", markup=False)
 
 
 def show_result(console: Console, result: Result, story: Story, top: int, unit: str = "site") -> None:
-    """The strongest sites, or what else one `unit` is, what they cost, and how they were checked."""
-    from conewise.sweeps.findings import certainty, finding
-
-    console.print(finding(result), markup=False, style="bold")
-    console.print(f"{certainty(result)}\n", markup=False)
+    """Print the strongest sites, or what else one `unit` is, and what they cost."""
     base = float(result.base[0])
     source = None if result.source is None else float(result.source[0])
-    span = None if source is None else source - base
     ends = "" if source is None else f", in the source {source:.4g}"
     console.print(f"{result.metrics[0]} in the base {base:.4g}{ends}\n", markup=False)
     if result.method:
         console.print(f"Approximate: {result.method}.\n", markup=False)
-    columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
-    cells = len(result.cells)
-    grid = table(f"The strongest {min(top, cells)} of {cells} {unit}s", columns, right=(0, 2, 3, 4))
-    for rank, (cell, effect, value) in enumerate(result.strongest(top=top), 1):
-        share = [f"{effect / span:+.1%}"] if span else []
-        add_row(grid, str(rank), cell.name, f"{effect:+.4f}", *share, f"{value:.4f}")
-    console.print(grid)
+    show_strongest(console, result, top, unit)
     show_cost(console, result, story)
 
 
+BAR = 20
+"""Characters of the longest bar beside an effect."""
+
+
+def show_strongest(console: Console, result: Result, top: int, unit: str) -> None:
+    """Print the strongest sites, or what else one `unit` is; in a terminal with a bar beside each."""
+    from rich.text import Text
+
+    span = 0.0 if result.source is None else float(result.source[0] - result.base[0])
+    columns = ["", unit, "effect", *(["of base → source"] if span else []), "value"]
+    strongest = result.strongest(top=top)
+    largest = max((abs(effect) for _, effect, _ in strongest), default=0.0) or 1.0
+    rows = []
+    for rank, (cell, effect, value) in enumerate(strongest, 1):
+        share = [f"{effect / span:+.1%}"] if span else []
+        bar = []
+        if console.is_terminal and math.isfinite(effect) and math.isfinite(largest):
+            # Told apart by colour-blind readers, and by the sign.
+            length = max(1, round(BAR * abs(effect) / largest))
+            bar = [Text("█" * length, style="blue" if effect > 0 else "red")]
+        rows.append([rank, cell.name, f"{effect:+.4f}", *share, f"{value:.4f}", *bar])
+    cells = len(result.cells)
+    columns += [""] * (max(map(len, rows), default=len(columns)) - len(columns))
+    title = f"The strongest {min(top, cells)} of {cells} {unit}s"
+    show_table(console, title, columns, rows, right=(0, 2, 3, *([4] if span else [])))
+
+
 def show_cost(console: Console, result: Result, story: Story | None) -> None:
-    """Print what was predicted, what was counted, and how long full re-runs would take."""
-    plan, ledger = result.plan, result.ledger
-    same = plan.node_evaluations == ledger.node_evaluations
-    console.print(
-        f"{ledger.node_evaluations:,} node evaluations, "
-        + ("as planned" if same else f"{plan.node_evaluations:,} were planned")
-        + f"; full re-runs take {plan.full_evaluations:,} (ρ = {plan.ratio:.2f})"
-    )
-    resumed = f", {ledger.resumed} cells of it kept from before" if ledger.resumed else ""
-    console.print(f"{ledger.seconds:.3g} s as {plan.evaluator}{resumed}")
-    if ledger.phases:
-        console.print(f"of it {shown_phases(ledger.phases)}")
-    if ledger.peak_bytes is not None:
-        planned, taken = shown_bytes(plan.peak_bytes), shown_bytes(ledger.peak_bytes)
-        console.print(f"{taken} of memory at most beside the model and the baseline, {planned} planned")
-    if story is not None and story.forward_seconds and ledger.seconds and not ledger.resumed:
-        full = story.forward_seconds * plan.worlds
-        console.print(
-            f"{plan.worlds:,} full forwards would take {full:.3g} s, {full / ledger.seconds:.2g} times that "
-            f"({story.forwards_timed} were timed: {story.forward_seconds:.3g} s each)"
-        )
-        if story.was_busy:
-            console.print(WAS_BUSY, style="yellow")
+    """Print what was predicted, what was counted, how long full re-runs take, and how it was checked."""
+    from conewise.report.accounting import WAS_BUSY, accounting
+
+    found = accounting(result, story)
+    console.print()
+    show_table(console, "What it cost", found["heads"], found["rows"], right=(1, 2, 3, 4))
+    for note in found["notes"]:
+        console.print(note, markup=False, style="yellow" if note == WAS_BUSY else None)
     if result.verification is not None:
-        console.print(f"verification {result.verification}")
+        console.print(f"verification {result.verification}", markup=False)

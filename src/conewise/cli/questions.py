@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from conewise.cli.failing import CommandError
 from conewise.cli.options import (
-    Direction,
     EdgeOptions,
     FleetOptions,
     LoadOptions,
-    Metric,
     PairOptions,
     QuestionOptions,
     RunOptions,
-    Source,
 )
 from conewise.cli.output import Status
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def placed(text: str, model: Model) -> Place:
-    """One site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
+    """Return one site as `conewise cone` takes it: 'z[layer=1, head=2]', or a name."""
     from conewise.anatomy.places import site
     from conewise.text.ask import written
 
@@ -44,23 +41,18 @@ def placed(text: str, model: Model) -> Place:
     if len(found) != 1:
         raise CommandError(f"{text!r} is not one site; write, for one, 'z[layer=1, head=2]'.")
     ((name, part),) = found
+    numbers = {axis: choice for axis, choice in part.items() if isinstance(choice, int)}
     for axis, choice in part.items():
-        if not isinstance(choice, int):
+        if axis not in numbers:
             raise CommandError(f"{text!r}: {axis}={choice} is no single number, and a site has one cone.")
-    layer = part.pop("layer", None)
+    layer = numbers.pop("layer", None)
     if layer is None and name in model.sites.kinds:
         layers = model.sites.layers(name)
         raise CommandError(
             f"{name!r} is a kind of site, in layers {layers[0]} to {layers[-1]}; say which, for one "
             f"'{name}[layer={layers[0]}]'."
         )
-    assert layer is None or isinstance(layer, int)
-    place = site(
-        name,
-        layer=layer,
-        stack="",
-        **{axis: choice for axis, choice in part.items() if isinstance(choice, int)},
-    )
+    place = site(name, layer=layer, stack="", **numbers)
     for one in model.each_call([place]):
         model.locate(one)  # says what is wrong with it
     return place
@@ -143,9 +135,9 @@ LOCAL = "local"
 """The value of `--ray` where no address follows: a cluster on this machine, for this command."""
 
 
-def without_workers(loading: LoadOptions) -> LoadOptions:
-    """Return the loading of the driver's own model: on the first of several devices."""
-    return replace(loading, device=next(iter(devices_of(loading)), None))
+def driver_model(name: str, loading: LoadOptions) -> ModelName:
+    """Return the driver's own model: on the first of several devices."""
+    return ModelName(name, replace(loading, device=next(iter(devices_of(loading)), None)))
 
 
 def devices_of(loading: LoadOptions) -> list[str]:
@@ -168,7 +160,7 @@ def expect_on_paper(options: FleetOptions) -> None:
 
 @contextmanager
 def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | None]:
-    """The workers that were asked for, ended with the command; None where there are none."""
+    """Have the workers that were asked for, ended with the command; None where there are none."""
     if options.simulate:
         raise CommandError("--simulate runs nothing: it goes with `conewise plan`, and with --plan.")
     devices = devices_of(loading)
@@ -177,36 +169,31 @@ def fleet_of(options: FleetOptions, loading: LoadOptions) -> Iterator[Pool | Non
             raise CommandError("--ray gives each worker a device: name one kind with --device, as cuda.")
         from conewise.jobs.ray_workers import Ray
 
+        address = None if options.ray == LOCAL else options.ray
         gpus = 1 if devices and devices[0].startswith("cuda") else 0
-        with Ray(
-            None if options.ray == LOCAL else options.ray, workers=options.workers, gpus_per_worker=gpus
-        ) as ray:
+        with Ray(address, workers=options.workers, gpus_per_worker=gpus) as ray:
             yield ray
-        return
-    if len(devices) > 1 or options.workers is not None:
-        from conewise.jobs.processes import Processes
+    elif len(devices) > 1 or options.workers is not None:
+        from conewise.jobs.pool import Processes
 
-        chosen = devices if len(devices) > 1 else None
-        with Processes(options.workers, devices=chosen) as processes:
+        with Processes(options.workers, devices=devices if len(devices) > 1 else None) as processes:
             yield processes
-        return
-    yield None
+    else:
+        yield None
 
 
 def simulated_search(question: CircuitQuestion, options: FleetOptions) -> dict[str, Any]:
     """Return what workers would gain of a search: how long a batch takes, whole and in parts."""
     from conewise.jobs.search_job import batch_rates
 
-    if options.workers is None:
-        raise CommandError("--simulate of how many workers? Say so with --workers N.")
-    rates = batch_rates(question)
+    workers, rates = _simulated_workers(options), batch_rates(question)
     return {
-        "workers": options.workers,
+        "workers": workers,
         "batch_worlds": rates.worlds,
-        "batch_seconds": rates.seconds(options.workers),
+        "batch_seconds": rates.seconds(workers),
         "one_worker_batch_seconds": rates.seconds(1),
-        "gain": rates.gain(options.workers),
-        "worth_having": rates.worth_having(options.workers),
+        "gain": rates.gain(workers),
+        "worth_having": rates.worth_having(workers),
     }
 
 
@@ -214,10 +201,9 @@ def simulated(question: Question, options: FleetOptions, running: RunOptions) ->
     """Return what workers would take, from the plan of each group of prompts and this machine's rates."""
     from conewise.jobs.scheduling import Rates, shares_of, simulate, worth_having
 
-    if options.workers is None:
-        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    workers = _simulated_workers(options)
     groups = range(len(question.prompts.groups))
-    plans = [question.sweep(group).plan(running.max_memory, running.evaluator.value) for group in groups]
+    plans = [question.sweep(group).plan(running.max_memory, running.evaluator) for group in groups]
     flops, seconds = sum(plan.flops for plan in plans), [plan.seconds for plan in plans]
     known = [one for one in seconds if one is not None]
     if len(known) < len(seconds) or not flops:
@@ -225,43 +211,39 @@ def simulated(question: Question, options: FleetOptions, running: RunOptions) ->
     capture = sum(question.model.phases.values())
     baseline = 2 * question.forward_seconds(1) / len(plans)
     rates = Rates(setup=capture, baseline=baseline, flop=sum(known) / flops)
-    shares = shares_of(plans, options.workers)
-    found = simulate(shares, options.workers, rates)
+    shares = shares_of(plans, workers)
+    found = simulate(shares, workers, rates)
     return {
-        "workers": options.workers,
+        "workers": workers,
         "shares": len(shares),
         "makespan_seconds": found.makespan,
         "one_worker_seconds": simulate(shares_of(plans, 1), 1, rates).makespan,
         "balance": found.balance,
-        "worth_having": worth_having(shares, options.workers, rates),
+        "worth_having": worth_having(shares, workers, rates),
         "setup_seconds": capture,
         "baseline_seconds": found.baselines,
     }
 
 
-def search_shown(found: dict[str, Any]) -> str:
-    """A simulation of a search as lines."""
-    whole, part = (f"{1000 * found[name]:.3g} ms" for name in ("one_worker_batch_seconds", "batch_seconds"))
-    lines = [
-        f"a narrow batch, of {found['batch_worlds']} worlds: {whole}; in {found['workers']} parts: {part}",
-        f"by {found['workers']} workers it is {found['gain']:.2f} times as fast, without the way there",
-        "batches wait for each other: how many there are depends on what is decided",
-        f"more than {found['worth_having']} workers would hardly help, as long as batches are narrow",
-    ]
-    return "\n".join(lines)
+def _simulated_workers(options: FleetOptions) -> int:
+    if options.workers is None:
+        raise CommandError("--simulate of how many workers? Say so with --workers N.")
+    return options.workers
 
 
-def shown(found: dict[str, Any]) -> str:
-    """A simulation as lines."""
-    span, one, setup = (found[f"{name}_seconds"] for name in ("makespan", "one_worker", "setup"))
-    lines = [
-        f"{found['workers']} workers, {found['shares']} shares: {span:.3g} s; one worker: {one:.3g} s",
-        f"capturing the model, on each worker: {setup:.3g} s",
-        f"baselines, on all workers together: {found['baseline_seconds']:.3g} s",
-        f"balance, the busiest worker over the mean: {found['balance']:.2f}",
-        f"more than {found['worth_having']} workers would hardly help",
-    ]
-    return "\n".join(lines)
+SIMULATED = """
+{workers} workers, {shares} shares: {makespan_seconds:.3g} s; one worker: {one_worker_seconds:.3g} s
+capturing the model, on each worker: {setup_seconds:.3g} s
+baselines, on all workers together: {baseline_seconds:.3g} s
+balance, the busiest worker over the mean: {balance:.2f}
+more than {worth_having} workers would hardly help"""
+
+SIMULATED_SEARCH = """
+a narrow batch, of {batch_worlds} worlds: {one_worker_batch_seconds:.3g} s
+in {workers} parts: {batch_seconds:.3g} s
+by {workers} workers it is {gain:.2f} times as fast, without the way there
+batches wait for each other: how many there are depends on what is decided
+more than {worth_having} workers would hardly help, as long as batches are narrow"""
 
 
 QUESTION_EXAMPLE = (
@@ -308,32 +290,32 @@ def pairs_of(name: str, options: PairOptions, needed: Sequence[str], command: st
     return [Pair(options.clean, options.corrupted or options.clean, answers, wrong, "the options")]
 
 
-def needed_options(metric: Metric, *, reads_both: bool) -> list[str]:
+def needed_options(metric: str, *, reads_both: bool) -> list[str]:
     """Return the options that a pair of prompts needs, by the metric and the runs that are read."""
     needed = ["--clean", "--corrupted"] if reads_both else ["--clean"]
-    needed += ["--answer"] if metric is not Metric.KL else []
-    return needed + (["--wrong"] if metric is Metric.LOGIT_DIFF else [])
+    needed += ["--answer"] if metric != "kl" else []
+    return needed + (["--wrong"] if metric == "logit-diff" else [])
+
+
+def patch_of(source: str) -> str:
+    """Return the name that a choice of --source has in a question."""
+    return "source" if source == "run" else source
 
 
 def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, status: Status) -> Question:
     """Load the model, read the prompts in its tokens, and make the question."""
-    reads_both = options.source is Source.RUN or options.direction is Direction.DENOISE
+    reads_other = options.source == "run"
     command = "edges" if isinstance(options, EdgeOptions) else "sweep"
-    pairs = pairs_of(model.name, options, needed_options(options.metric, reads_both=reads_both), command)
+    needed = needed_options(options.metric, reads_both=reads_other or options.direction == "denoise")
+    pairs = pairs_of(model.name, options, needed, command)
     if options.tf32 and options.split:
         raise CommandError("--tf32 and --split both say how float32 is multiplied; leave one of them out.")
     from conewise.text.ask import chosen_edges, selected
     from conewise.text.questions import Question, default_direction, noise_scale
 
-    scale = noise_scale(options.source.value, options.noise_scale)
+    scale, patch = noise_scale(options.source, options.noise_scale), patch_of(options.source)
     prompts, graph = read_prompts(
-        model,
-        pairs,
-        options,
-        options.metric,
-        status,
-        reads_both=options.source is Source.RUN,
-        batch_size=options.batch_size,
+        model, pairs, options, options.metric, status, reads_both=reads_other, batch_size=options.batch_size
     )
     if isinstance(options, EdgeOptions):
         sites: SelectorLike = chosen_edges(options.edges, options.pos, graph, prompts.lengths)
@@ -343,9 +325,9 @@ def ask(model: ModelName, options: QuestionOptions | EdgeOptions, seed: int, sta
         graph,
         prompts,
         sites,
-        options.direction.value if options.direction else default_direction(options.source.patch),
-        options.source.patch,
-        options.metric.word,
+        options.direction or default_direction(patch),
+        patch,
+        options.metric.replace("-", "_"),
         scale,
         seed,
         "tf32" if options.tf32 else "split" if options.split else None,
@@ -356,7 +338,7 @@ def read_prompts(
     model: ModelName,
     pairs: Sequence[Pair],
     options: PairOptions,
-    metric: Metric,
+    metric: str,
     status: Status,
     *,
     reads_both: bool,
@@ -379,7 +361,7 @@ def read_prompts(
     )
     for note in prompts.notes:
         status.warn(note)
-    prompts.expect_answers(metric.word)
+    prompts.expect_answers(metric.replace("-", "_"))
     if reads_both:
         expect_two_runs(prompts)
     captured(loaded, status, prompts)

@@ -318,7 +318,7 @@ def pool_of(workers: object) -> Iterator[Pool | None]:
     None: this process computes. A number: so many processes. "ray": a local cluster of Ray. Another text: the
     address of a cluster. `cw.Processes(...)` and `cw.Ray(...)` are what they are, and stay open.
     """
-    from conewise.jobs.processes import Processes  # noqa: PLC0415  # both are pools
+    from conewise.jobs.pool import Processes  # noqa: PLC0415  # both are pools
     from conewise.jobs.ray_workers import Ray  # noqa: PLC0415
 
     if workers is None or isinstance(workers, Pool):

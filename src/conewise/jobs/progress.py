@@ -6,9 +6,7 @@ what a script prints stays what it prints.
 
 from __future__ import annotations
 
-import contextvars
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 from conewise.arguments import expect, shown_bytes
 from conewise.jobs.digests import memory_held
 from conewise.jobs.scheduling import FleetLedger, clock_time
-from conewise.status import REST, Phases, is_notebook, is_terminal, is_watched, shown_phases
+from conewise.status import (
+    REFRESH,
+    REST,
+    NotebookOutput,
+    Phases,
+    Screen,
+    drawn,
+    is_notebook,
+    is_terminal,
+    is_watched,
+    shown_phases,
+)
 from conewise.templates import progress as progress_line
 
 if TYPE_CHECKING:
@@ -25,9 +34,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.0
 """Seconds that a run may take before a bar that nobody asked for is shown."""
-
-REFRESH = 0.25
-"""Seconds from one drawing of a bar to the next."""
 
 EVERY = 10.0
 """Seconds from one line to the next, where lines are written and no bar is drawn."""
@@ -92,7 +98,7 @@ def _ignore(_: object) -> None:
 
 @contextmanager
 def bar(progress: Shown, total: int, device: Any) -> Iterator[ProgressCallback]:
-    """A function to call with the number of cells that were just done.
+    """Yield a function to call with the number of cells that were just done.
 
     `progress` is True (a bar), False (nothing), a function of (cells done, cells in all), or None: a bar
     where someone is looking, once the run has taken a second.
@@ -101,14 +107,15 @@ def bar(progress: Shown, total: int, device: Any) -> Iterator[ProgressCallback]:
     if callable(progress):
         yield _Part(progress, total)
     elif progress or (progress is None and is_watched()):
-        with _Bar(total, device, 0.0 if progress else PATIENCE) as shown:
-            yield shown
+        run = RunProgress(total, device)
+        with drawn(run.screen, run.line, run.last, 0.0 if progress else PATIENCE):
+            yield run
     else:
         yield ProgressCallback()
 
 
-class _State:
-    """The state of a run, in words. Another thread may read them."""
+class RunProgress(ProgressCallback):
+    """The state of a run, in words. Another thread reads them."""
 
     def __init__(self, total: int, device: Any) -> None:
         self.total, self.done = total, 0
@@ -117,10 +124,29 @@ class _State:
         self._followed: list[Phases] = []
         self.workers: FleetLedger | None = None
 
+    def __call__(self, cells: int) -> None:
+        """Note that so many more cells are done."""
+        self.done += cells
+
+    def begin(self, phases: Phases) -> None:
+        """Note that a run begins, or begins again: none of its cells is done."""
+        self.follow(phases)
+        self.done = 0
+
     def follow(self, phases: Phases) -> None:
         """Show these phases from now on."""
         if phases not in self._followed:
             self._followed.append(phases)
+
+    def follow_workers(self, workers: FleetLedger) -> None:
+        """Show these workers from now on."""
+        self.workers = workers
+
+    def screen(self) -> Screen:
+        """Return where it is drawn."""
+        if is_notebook():
+            return NotebookOutput(lambda text: progress_line(self.done, self.total, _bare(text)))
+        return _TerminalBar(self) if is_terminal() else Lines(self)
 
     @property
     def phases(self) -> Phases | None:
@@ -136,7 +162,7 @@ class _State:
         return " ".join(part for part in (_DOING.get(name, name), words) if part)
 
     def taken(self) -> str:
-        """The seconds of the phases that are done and took a while; passes are what the bar is of."""
+        """Return the seconds of the phases that are done and took a while; passes are what the bar is of."""
         found: dict[str, float] = {}
         for phases in list(self._followed):
             now = phases.name
@@ -152,7 +178,7 @@ class _State:
         return shown_bytes(memory_held(self._device))
 
     def line(self) -> str:
-        """All of it, while the run goes on."""
+        """Return all of it, while the run goes on."""
         passed = time.monotonic() - self.started
         left = clock_time(passed / self.done * (self.total - self.done)) if self.done else "-:--:--"
         by = "" if self.workers is None else f"; {self.workers.line()}"
@@ -160,7 +186,7 @@ class _State:
         return f"{self.doing()} {self._cells()} {taken} left {left} {self.memory()}{self._behind()}{by}"
 
     def last(self) -> str:
-        """All of it, after its end."""
+        """Return all of it, after its end."""
         state = "" if self.done >= self.total else "stopped at "
         passed = clock_time(time.monotonic() - self.started)
         return f"sweeping {state}{self._cells()} in {passed}, {self.memory()}{self._behind()}"
@@ -173,68 +199,14 @@ class _State:
         return f" ({taken})" if taken else ""
 
 
-class _Bar(ProgressCallback):
-    """A bar that appears after `patience` seconds, and is drawn at most four times a second."""
-
-    def __init__(self, total: int, device: Any, patience: float) -> None:
-        self._state, self._patience = _State(total, device), patience
-        self._shown: _TerminalBar | _Drawing | None = None
-        self._ended = False
-        self._lock = threading.Lock()
-        # A notebook knows by the context to which cell an output belongs.
-        self._timer = threading.Timer(patience, contextvars.copy_context().run, [self._show])
-        self._timer.daemon = True
-
-    def __enter__(self) -> _Bar:
-        if self._patience:
-            self._timer.start()
-        else:
-            self._show()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._ended = True
-            if self._shown is not None:
-                self._shown.stop()
-
-    def __call__(self, cells: int) -> None:
-        """Note that so many more cells are done."""
-        with self._lock:
-            self._state.done += cells
-            if self._shown is not None:
-                self._shown.update()
-
-    def begin(self, phases: Phases) -> None:
-        """A run begins, or begins again: none of its cells is done."""
-        self.follow(phases)
-        self(-self._state.done)
-
-    def follow(self, phases: Phases) -> None:
-        """Show these phases from now on."""
-        self._state.follow(phases)
-
-    def follow_workers(self, workers: FleetLedger) -> None:
-        """Show these workers from now on."""
-        self._state.workers = workers
-
-    def _show(self) -> None:
-        with self._lock:
-            if not self._ended:
-                self._shown = _drawn(self._state)
-
-
-def _drawn(state: _State) -> _TerminalBar | _Drawing:
-    if is_notebook():
-        return _NotebookBar(state)
-    return _TerminalBar(state) if is_terminal() else _Lines(state)
+def _bare(text: str) -> str:
+    return text.removeprefix("sweeping ")
 
 
 class _TerminalBar:
     """A bar of rich, on stderr."""
 
-    def __init__(self, state: _State) -> None:
+    def __init__(self, run: RunProgress) -> None:
         from rich.console import Console  # noqa: PLC0415  # needed where a bar is shown only
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
@@ -263,104 +235,58 @@ class _TerminalBar:
 
             def get_renderables(self) -> Iterable[RenderableType]:
                 yield from super().get_renderables()
-                if state.workers is not None:
-                    yield Text(
-                        "\n".join(f"  {line}" for line in (state.workers.line(), *state.workers.lines()))
-                    )
+                if run.workers is not None:
+                    yield Text("\n".join(f"  {line}" for line in (run.workers.line(), *run.workers.lines())))
 
-        self._state = state
+        self._run = run
         self._progress = WithWorkers(
-            Words(state.doing),
+            Words(run.doing),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("cells"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[memory]}"),
-            Words(state.taken),
+            Words(run.memory),
+            Words(run.taken),
             console=Console(stderr=True),
             refresh_per_second=1 / REFRESH,
         )
-        self._task = self._progress.add_task(
-            "", total=state.total, completed=state.done, memory=state.memory()
-        )
+        self._task = self._progress.add_task("", total=run.total, completed=run.done)
         # Time that passed before the bar was shown is time that the run took.
-        self._progress.tasks[0].start_time = self._progress.get_time() - (time.monotonic() - state.started)
+        self._progress.tasks[0].start_time = self._progress.get_time() - (time.monotonic() - run.started)
         self._progress.start()
 
-    def update(self) -> None:
-        """Take note of how far the run is."""
-        self._progress.update(self._task, completed=self._state.done, memory=self._state.memory())
+    def draw(self, _: str) -> None:
+        """Take note of how far the run is: the bar draws itself."""
+        self._progress.update(self._task, completed=self._run.done)
 
-    def stop(self) -> None:
+    def end(self, text: str) -> None:
         """Draw the bar a last time, and leave it there."""
+        self.draw(text)
         self._progress.stop()
 
 
-class _Drawing:
-    """Something that a thread draws anew, so that its time goes on while a long chunk is computed."""
-
-    def __init__(self, state: _State) -> None:
-        self._state = state
-        self._stopped = threading.Event()
-        drawing = contextvars.copy_context().run
-        self._drawer = threading.Thread(target=drawing, args=[self._draw], daemon=True)
-        self._drawer.start()
-
-    def update(self) -> None:
-        """It is drawn soon."""
-
-    def stop(self) -> None:
-        """Draw it a last time, and leave it there."""
-        self._stopped.set()
-        self._drawer.join()
-        self._redraw()
-
-    def _draw(self) -> None:
-        while not self._stopped.wait(REFRESH):
-            self._redraw()
-
-    def _redraw(self) -> None:
-        raise NotImplementedError
-
-
-class _NotebookBar(_Drawing):
-    """One output of a notebook's cell, replaced as the run goes on; it needs no widgets.
-
-    What is stored with the notebook is the last state.
-    """
-
-    def __init__(self, state: _State) -> None:
-        from IPython.display import display  # noqa: PLC0415  # there, where this is a notebook
-
-        self._state, self._stopped = state, threading.Event()
-        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call]
-        super().__init__(state)
-
-    def _redraw(self) -> None:
-        self._handle.update(self)
-
-    def __repr__(self) -> str:
-        return self._state.last() if self._stopped.is_set() else self._state.line()
-
-    def _repr_html_(self) -> str:
-        words = repr(self).removeprefix("sweeping ")
-        return progress_line(self._state.done, self._state.total, words)
-
-
-class _Lines(_Drawing):
+class Lines:
     """Lines on stderr, where it is a file: of a phase that takes more than a second, of a run every ten."""
 
-    def __init__(self, state: _State) -> None:
-        self._told_at, self._told_of = state.started, state.doing()
-        super().__init__(state)
+    def __init__(self, run: RunProgress) -> None:
+        self._run = run
+        self._told_at, self._told_of = run.started, run.doing()
 
-    def _redraw(self) -> None:
-        phases, doing = self._state.phases, self._state.doing()
+    def draw(self, text: str) -> None:
+        """Write a line, where it is time for one."""
+        phases, doing = self._run.phases, self._run.doing()
         is_new = phases is not None and doing != self._told_of and phases.lasting() >= PATIENCE
-        if is_new or self._stopped.is_set() or time.monotonic() - self._told_at >= EVERY:
+        if is_new or time.monotonic() - self._told_at >= EVERY:
             self._told_at, self._told_of = time.monotonic(), doing
-            if sys.stderr is not None:
-                sys.stderr.write(f"{self._state.line()}\n")
-                sys.stderr.flush()
+            self._write(text)
+
+    def end(self, _: str) -> None:
+        """Write how far it got."""
+        self._write(self._run.line())
+
+    def _write(self, text: str) -> None:
+        if sys.stderr is not None:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()

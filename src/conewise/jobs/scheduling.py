@@ -187,23 +187,6 @@ class FleetLedger:
         self.left = 0
         self._began = 0.0
 
-    def add(self, other: FleetLedger) -> None:
-        """Add what was done behind it, by the same workers or by others in their places."""
-        for name, one in other.seats.items():
-            own = self.seats.setdefault(name, SeatLedger(name))
-            own.shares += one.shares
-            own.worlds += one.worlds
-            own.cost += one.cost
-            own.seconds += one.seconds
-            own.is_gone = one.is_gone
-        self.log += [line for line in other.log if line not in other._slow.values()]
-        self.died += other.died
-        self.halved += other.halved
-        self.seconds += other.seconds
-        self.cost += other.cost
-        for own in self.seats.values():
-            self.note_slow(own)
-
     @property
     def balance(self) -> float:
         """The busiest worker over the mean: 1 is even."""
@@ -305,29 +288,16 @@ class WorkerJob:
         """Let go of what is held for shares to come."""
 
 
-class Seat(Protocol):
-    """A worker, and the share that it has."""
-
-    @property
-    def name(self) -> str:
-        """The worker's name in the log."""
-
-    def submit(self, share: Share) -> None:
-        """Give the worker, which has none, a share."""
-
-
 class Crew(Protocol):
-    """Workers, one to a seat."""
+    """Workers, one to a seat: each seat has a `name` for the log, and `submit`s a share to its worker."""
 
-    @property
-    def seats(self) -> Sequence[Seat]:
-        """All seats."""
+    seats: Any
 
-    def wait(self) -> list[tuple[Seat, Done | Failed]]:
-        """Wait until something comes back of some of the shares that are out."""
+    def wait(self) -> list[tuple[Any, Done | Failed]]:
+        """Wait until something comes back of some of the shares that are out: of which seats, and what."""
 
-    def replace(self, seat: Seat) -> Seat:
-        """Another worker in the place of one that died."""
+    def replace(self, seat: Any) -> Any:
+        """Put another worker in the place of one that died; return its seat."""
 
 
 def run_shares(

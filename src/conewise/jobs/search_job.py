@@ -281,20 +281,19 @@ class FleetForward:
             self.node_evaluations += outcome.ledger.node_evaluations
             return len(found[share.first])
 
-        own = FleetLedger()
+        halved = self.ledger.halved
         run_shares(
             shares,
             self._crew,
             lambda share: (share.first, share.worlds or 0),
             done,
             lambda share, why: failed.append((share, why)),
-            own,
+            self.ledger,
         )
-        self.ledger.add(own)
         if failed:
             share, why = failed[0]
             raise FleetError(f"{share.label} could not be evaluated by a worker: {why.said}")
-        if own.halved:
+        if self.ledger.halved > halved:
             self._fits = min(map(len, found.values()))
         return np.concatenate([found[first] for first in sorted(found)])
 

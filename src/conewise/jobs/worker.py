@@ -1,12 +1,13 @@
 """A worker: it has models of its own, keeps the jobs that it was told of, and runs shares of them.
 
-It is the same class in a process of this machine and as an actor of Ray.
+It is the same class in a process of this machine, where `main` reads its calls, and as an actor of Ray.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -85,3 +86,21 @@ class Worker:
             is_ours = isinstance(error, ConewiseError)
             said = str(error) if is_ours else f"{type(error).__name__}: {error}"
             return Failed(OWN, said, type(error).__name__)
+
+
+def main(number: int, device: str | None, threads: int, memory: int | None) -> None:
+    """Carry out the calls of a driver, from the pipe of this `number`, until that is closed."""
+    pipe: Connection = Connection(number)
+    worker = Worker(device, threads, memory)
+    while True:
+        try:
+            method, given = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            found = getattr(worker, method)(*given)
+        except Exception as error:  # noqa: BLE001  # the driver says it
+            pipe.send((False, f"{type(error).__name__}: {error}"))
+            return
+        if method == "run":
+            pipe.send((True, found))

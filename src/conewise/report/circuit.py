@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,7 +286,7 @@ def colours_in_words(scores: Mapping[str, float] | None) -> str:
         return "Grey edges have no score. Round: attention heads; square: MLPs."
     return (
         "Blue edges have a positive score (where scores are effects, replacing the edge raises the metric), "
-        "red ones a negative score (it lowers the metric); wider ones have larger scores. "
+        "red ones a negative score (it lowers the metric, which needs it); wider ones have larger scores. "
         "Round: attention heads; square: MLPs."
     )
 
@@ -493,12 +492,14 @@ class DrawnCircuit:
     curve: Curve = Curve(())
     measured: Sequence[tuple[str, float]] = ()
     notes: Sequence[str] = ()
+    finding: str = ""
+    certainty: str = ""
     story: Story | None = None
 
 
 def write_circuit_page(path: str | Path, circuit: DrawnCircuit) -> Path:
     """Write the page of a circuit to a file, whole or not at all; return its path. Raises CircuitError."""
-    from conewise.report.document import document, number, prompt_pairs, script, write_document
+    from conewise.report.document import document, number, origin, prompt_pairs, script, write_document
 
     shown = _shown(circuit)
     story, curve = circuit.story, circuit.curve
@@ -514,6 +515,9 @@ def write_circuit_page(path: str | Path, circuit: DrawnCircuit) -> Path:
     if circuit.method:
         at = "" if circuit.threshold is None else f", threshold {circuit.threshold:g}"
         facts.append((circuit.method, f"how it was found{at}"))
+    graph = f"{len(circuit.graph.writers):,} writers, {len(circuit.graph.readers):,} readers"
+    rows = [("captured as", circuit.of)] if circuit.of else []
+    rows += [("graph", graph), ("conewise", __version__)]
     page = document(
         "report/circuit.html",
         _title(circuit),
@@ -522,14 +526,16 @@ def write_circuit_page(path: str | Path, circuit: DrawnCircuit) -> Path:
         data={"conewise-circuit": _packed(circuit, shown)},
         facts=facts,
         story=story,
-        pairs=None if story is None else prompt_pairs(story),
+        finding=circuit.finding,
+        certainty=circuit.certainty,
+        pairs=None if story is None else prompt_pairs(story, roles=("is kept", "fills removed edges")),
         measured=[(name, number(value)) for name, value in circuit.measured],
         notes=list(circuit.notes),
         has_scores=circuit.scores is not None and bool(curve.points),
         has_faithfulness=any(_finite(point.faithfulness) is not None for point in curve.points),
         metric=curve.metric,
         left_out=len(set(circuit.edges) - set(shown)),
-        origin=_origin(circuit),
+        origin=origin(story, rows),
     )
     return write_document(path, page, CircuitError)
 
@@ -587,15 +593,3 @@ def _packed(circuit: DrawnCircuit, shown: Sequence[str]) -> SentCircuit:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
-
-
-def _origin(circuit: DrawnCircuit) -> dict[str, object]:
-    rows = [("model", circuit.story.model)] if circuit.story is not None else []
-    if circuit.of:
-        rows.append(("captured as", circuit.of))
-    rows.append(("graph", f"{len(circuit.graph.writers):,} writers, {len(circuit.graph.readers):,} readers"))
-    if circuit.story is not None and circuit.story.seed is not None:
-        rows.append(("seed", str(circuit.story.seed)))
-    rows.append(("conewise", __version__))
-    rows.append(("page made", datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")))
-    return {"command": None if circuit.story is None else circuit.story.command, "rows": rows}

@@ -17,6 +17,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,18 @@ def _names(listed: str) -> str:
 
 # -- parts of several pages --------------------------------------------------------------------------
 
+
+def origin(
+    story: Story | None, rows: Sequence[tuple[str, str]], made_at: datetime | None = None
+) -> dict[str, Any]:
+    """Return where a page comes from: the model, `rows`, its date, and the command that repeats it."""
+    seed = None if story is None else story.seed
+    own = [("model", story.model)] if story is not None else []
+    drawn = [("seed", str(seed))] if seed is not None else []
+    made = [("page made", (made_at or datetime.now(UTC)).strftime("%d %B %Y, %H:%M UTC"))]
+    return {"command": story and story.command, "rows": [*own, *rows, *drawn, *made]}
+
+
 SHOWN_PROMPTS = 2
 """The number of prompts that are shown at once; the others are a click away."""
 
@@ -159,9 +172,14 @@ MOST_PROMPTS = 200
 """The most prompts that a page writes out."""
 
 
-def prompt_pairs(story: Story, result: ResultData | None = None) -> dict[str, Any]:
-    """Return the prompts of a story: the first, the rest, the number left out; with a result, its values."""
-    pairs = [_pair(pair, at, story, result) for at, pair in enumerate(story.prompts[:MOST_PROMPTS])]
+def prompt_pairs(
+    story: Story, result: ResultData | None = None, roles: tuple[str, str] = ("changed", "gives the values")
+) -> dict[str, Any]:
+    """Return the prompts of a story: the first, the rest, the number left out; with a result, its values.
+
+    `roles` are what is said of the base and of the source.
+    """
+    pairs = [_pair(pair, at, story, result, roles) for at, pair in enumerate(story.prompts[:MOST_PROMPTS])]
     return {
         "first": pairs[:SHOWN_PROMPTS],
         "rest": pairs[SHOWN_PROMPTS:],
@@ -169,7 +187,9 @@ def prompt_pairs(story: Story, result: ResultData | None = None) -> dict[str, An
     }
 
 
-def _pair(pair: TokenizedPair, prompt: int, story: Story, result: ResultData | None) -> dict[str, Any]:
+def _pair(
+    pair: TokenizedPair, prompt: int, story: Story, result: ResultData | None, roles: tuple[str, str]
+) -> dict[str, Any]:
     runs = []
     for name in ("clean", "corrupted"):
         text, own = getattr(pair, name), getattr(pair, f"{name}_tokens")
@@ -177,7 +197,7 @@ def _pair(pair: TokenizedPair, prompt: int, story: Story, result: ResultData | N
         if pair.noised and name == "corrupted":
             text, own, marked = text or pair.clean, own or pair.clean_tokens, marked | set(pair.noised)
         if text or own:
-            role = "changed" if name == story.base else "gives the values" if name == story.source else ""
+            role = roles[0] if name == story.base else roles[1] if name == story.source else ""
             tokens = [_token(token, differs=place in marked) for place, token in enumerate(own)]
             runs.append({"name": name, "role": role, "text": text, "tokens": tokens})
     answers = (("right", pair.answers), ("wrong", pair.wrong_answers))

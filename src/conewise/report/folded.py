@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
+from typing import Any
 
-from conewise.errors import MissingSiteError, SweepError
-from conewise.files import Format, parse_json
+from conewise.errors import MissingSiteError
+from conewise.files import Format
 from conewise.report.sent import SentCone, SentFolded
+from conewise.report.story import JsonRecord
 from conewise.sweeps.storage.codec import decoded
-
-FORMAT = Format("conewise folded", 1)
 
 MOST = 20_000_000
 """Counts of all cones together, one for each part, that are read from a file."""
@@ -66,12 +66,15 @@ class Cone:
 
 
 @dataclass(frozen=True)
-class Folded:
+class Folded(JsonRecord):
     """A model's parts, the edges between them with their numbers of wires, and the cones of some cells.
 
     `runs` are the cells in their order, as (cone, how many cells in a row have it). `demanded` are the
     nodes that were asked for; answering them from nothing computes `full_evaluations` nodes.
     """
+
+    FORMAT = Format("conewise folded", 1)
+    CALLED = "a folded model"
 
     model: str
     parts: tuple[Part, ...]
@@ -118,7 +121,7 @@ class Folded:
         """Return all of it as plain data, cones in short."""
         return {
             "kind": "conewise folded",
-            "format": FORMAT.version,
+            "format": self.FORMAT.version,
             "model": self.model,
             "parts": [
                 (p.row, p.role, p.label, p.meaning, p.nodes, p.flops, p.layer, p.stack) for p in self.parts
@@ -133,26 +136,13 @@ class Folded:
 
     def to_json(self) -> str:
         """Return all of it as JSON: see `from_json`."""
-        return json.dumps({**FORMAT.header(), **self.sent()}, ensure_ascii=False, separators=(",", ":"))
+        whole = {**self.FORMAT.header(), **self.sent()}
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, name: str = "this text") -> Folded:
-        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
-
-        `name` says in messages what the text is.
-        """
-        try:
-            data = FORMAT.expect(parse_json(text), name)
-        except json.JSONDecodeError as error:
-            raise SweepError(f"this is no folded model: it is not JSON ({error}).") from None
-        except ValueError as error:
-            raise SweepError(f"this is no folded model: {error}.") from None
-        try:
-            return _folded(decoded(data, SentFolded, "the folded model"))
-        except ValueError as error:
-            raise SweepError(
-                f"this folded model is damaged: {error}. Put a sound copy in its place."
-            ) from None
+    def of(cls, data: Any) -> Folded:
+        """See `JsonRecord`."""
+        return _folded(decoded(data, SentFolded, cls.CALLED))
 
 
 def without_part(name: str) -> str:

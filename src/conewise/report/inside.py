@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conewise.anatomy.places import EdgePlace
 from conewise.errors import ConewiseError, SweepError
-from conewise.files import Format, parse_json
-from conewise.report.story import Story
+from conewise.files import Format
+from conewise.report.story import JsonRecord, Story
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun
-from conewise.sweeps.storage.codec import decoded
 from conewise.sweeps.storage.result_data import ResultData
 from conewise.templates import visible
-
-FORMAT = Format("conewise inside", 1)
 
 HEADS = 6
 """The number of heads that are shown: those with the largest effects."""
@@ -78,13 +74,16 @@ class LensTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(JsonRecord):
     """The inside of a base run as plain data: JSON both ways.
 
     `tokens` are those of each prompt that is shown, the last ones of a long prompt; `skipped` says how many
     positions stand before them, `numbers` which prompts of the result they are, from 0. `why_no_patterns` and
     `why_no_lens` say what is in the way, where there are none.
     """
+
+    FORMAT = Format("conewise inside", 1)
+    CALLED = "the inside of a run"
 
     tokens: tuple[tuple[str, ...], ...]
     skipped: int = 0
@@ -108,22 +107,6 @@ class Inside:
                 one.check(wide)
             elif len(one.weights) != wide or any(len(row) != wide for row in one.weights):
                 raise SweepError(f"a pattern that is not of the {wide} tokens of its prompt.")
-
-    def to_json(self) -> str:
-        """Return all of it as JSON."""
-        return json.dumps({**FORMAT.header(), **asdict(self)}, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "this text") -> Inside:
-        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
-
-        `name` says in messages what the text is.
-        """
-        try:
-            found: Inside = decoded(FORMAT.expect(parse_json(text), name), cls, "the inside of a run")
-        except ValueError as error:
-            raise SweepError(f"this is not the inside of a run: {error}.") from None
-        return found
 
 
 def inside_of(

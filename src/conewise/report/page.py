@@ -13,8 +13,7 @@ import base64
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,21 @@ import numpy as np
 
 from conewise.anatomy.places import Place
 from conewise.anatomy.selectors import Spread
-from conewise.arguments import shown_bytes
 from conewise.errors import SweepError
 from conewise.extras import needs
 from conewise.files import expect_file
 from conewise.program.tensors import Tensor
 from conewise.report import wave
-from conewise.report.document import document, number, prompt_pairs, script, write_document, writing_page
+from conewise.report.accounting import Row, accounting, saved_shares
+from conewise.report.document import (
+    document,
+    number,
+    origin,
+    prompt_pairs,
+    script,
+    write_document,
+    writing_page,
+)
 from conewise.report.folded import Folded
 from conewise.report.inside import Inside, Likely
 from conewise.report.sent import (
@@ -43,7 +50,6 @@ from conewise.report.sent import (
     SentSweep,
 )
 from conewise.report.story import Story
-from conewise.status import shown_phases
 from conewise.sweeps.findings import certainty, finding
 from conewise.sweeps.storage.result_data import CellCheck, ResultData
 from conewise.templates import DARK, LIGHT, asset
@@ -111,7 +117,7 @@ def sweep_page(
     scripts = [script(SCRIPT)]
     data: dict[str, object] = {
         "conewise-data": packed(result, story, folded),
-        "conewise-speeds": speeds(result, story),
+        "conewise-speeds": saved_shares(result, story),
     }
     if folded is not None:
         styles.append(wave.style())
@@ -139,7 +145,7 @@ def sweep_page(
         cone="" if folded is None else Markup(wave.cone_section(folded, assets=False)),
         accounting=accounting(result, story),
         checked=checked(result),
-        origin=origin(result, story, made_at or datetime.now(UTC)),
+        origin=origin(story, origin_rows(result), made_at),
         wave="" if folded is None else Markup(wave.wave_section(folded, assets=False)),
     )
 
@@ -303,18 +309,6 @@ def _bytes(array: np.ndarray) -> str:
 # -- the texts of the sections ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A number that was counted, and True if it is the one that was predicted."""
-
-    text: str
-    agrees: bool
-
-
-Row = list[str | Counted]
-"""A row of a table; its first text is what the row is about."""
-
-
 def question(result: ResultData, story: Story | None) -> dict[str, Any]:
     """Return the prompts with their tokens, the metric, and the run that is changed."""
     pairs = {} if story is None else prompt_pairs(story, result)
@@ -373,91 +367,6 @@ def _inside(inside: Inside) -> SentInside:
     return {"tokens": inside.tokens, "patterns": patterns}
 
 
-def speeds(result: ResultData, story: Story | None) -> dict[str, float]:
-    """Return the cost of the sweep as a share of full re-runs: for the figure beside the accounting."""
-    plan, ledger = result.plan, result.ledger
-    shares: dict[str, tuple[float, float]] = {
-        "node evaluations": (ledger.node_evaluations, plan.full_evaluations),
-        "FLOPs": (plan.flops, plan.full_flops),
-    }
-    if full := full_seconds(result, story):
-        shares["seconds"] = (ledger.seconds, full)
-    return {name: done / full for name, (done, full) in shares.items() if full}
-
-
-def full_seconds(result: ResultData, story: Story | None) -> float | None:
-    """Return the seconds of a full forward for each world, from those that were timed; None without them."""
-    if story is None or not story.forwards_timed or story.forward_seconds is None or result.ledger.resumed:
-        return None
-    return story.forward_seconds * result.plan.worlds
-
-
-def _taken(amount: int | None) -> str:
-    return "–" if amount is None else shown_bytes(amount)
-
-
-def _of_memory(result: ResultData) -> str:
-    """Return what was measured of memory, in words."""
-    beside, ledger = "Peak memory is what the run takes beside the model and the baseline", result.ledger
-    if ledger.peak_bytes is None:
-        return f"{beside}; it was not measured."
-    if ledger.reserved_bytes is None:
-        return f"{beside}; measured is what the process grew by meanwhile, some of it for reasons of its own."
-    reserved = f"torch's allocator then had {shown_bytes(ledger.reserved_bytes)} more of the GPU than before"
-    return f"{beside}; measured is what tensors took on the GPU; {reserved}."
-
-
-def accounting(result: ResultData, story: Story | None) -> dict[str, Any]:
-    """Return the table of what was predicted, measured, and would be spent by a full re-run for each site."""
-    plan, ledger = result.plan, result.ledger
-    full = full_seconds(result, story)
-    rows: list[Row] = [
-        _counted("node evaluations", plan.node_evaluations, ledger.node_evaluations, plan.full_evaluations),
-        _counted("kernel launches", plan.launches, ledger.launches, plan.full_evaluations),
-        ["FLOPs", f"{plan.flops:.4g}", "–", f"{plan.full_flops:.4g}", _times(plan.full_flops, plan.flops)],
-        ["peak memory", shown_bytes(plan.peak_bytes), _taken(ledger.peak_bytes), "–", ""],
-        [
-            "seconds",
-            "–" if plan.seconds is None else f"{plan.seconds:.3g}",
-            f"{ledger.seconds:.3g}",
-            "–" if full is None else f"{full:.3g}",
-            "" if full is None else _times(full, ledger.seconds),
-        ],
-    ]
-    notes = [f"{plan.evaluator}: {plan.why}." if plan.why else f"{plan.evaluator}."]
-    notes.append(
-        f"{plan.worlds:,} worlds in {len(plan.chunks):,} {'pass' if len(plan.chunks) == 1 else 'passes'}."
-    )
-    if ledger.phases:
-        notes.append(f"Of the measured seconds: {shown_phases(ledger.phases)}.")
-    if story is not None and full is not None:
-        notes.append(
-            f"The time of full re-runs is that of {plan.worlds:,} forwards at "
-            f"{story.forward_seconds or 0:.3g} s each, the mean of {story.forwards_timed} that were timed."
-        )
-        if story.was_busy:
-            notes.append("These times vary a lot: the machine was busy, so do not trust the speed.")
-    else:
-        notes.append("No full forward was timed, so there is no measured speed to compare with.")
-    if ledger.resumed:
-        notes.append(
-            f"{ledger.resumed:,} cells were resumed from an earlier run: the seconds are not all of it."
-        )
-    notes.append("FLOPs are computed from the plan, and were not measured.")
-    notes.append(_of_memory(result))
-    heads = ["", "predicted", "measured", "full re-runs", "saved"]
-    return {"heads": heads, "rows": rows, "notes": [note[:1].upper() + note[1:] for note in notes]}
-
-
-def _counted(name: str, predicted: int, measured: int, full: int) -> Row:
-    counted = Counted(f"{measured:,}", predicted == measured)
-    return [name, f"{predicted:,}", counted, f"{full:,}", _times(full, measured)]
-
-
-def _times(full: float, done: float) -> str:
-    return f"{full / done:.2f}×" if done else "–"
-
-
 def checked(result: ResultData) -> dict[str, Any]:
     """Return how the numbers were verified, or that they were not, in words."""
     check = result.verification
@@ -499,12 +408,9 @@ def _allowed(check: CellCheck) -> str:
     return f", which is {check.relative:.2g} of the metric's largest value; it has to be {allowed}"
 
 
-def origin(result: ResultData, story: Story | None, made_at: datetime) -> dict[str, Any]:
-    """Return all that the numbers depend on, and the command that makes them again."""
+def origin_rows(result: ResultData) -> list[tuple[str, str]]:
+    """Return all that the numbers depend on."""
     given = result.provenance
-    rows: list[tuple[str, str]] = []
-    if story is not None:
-        rows.append(("model", story.model))
     named = (
         ("model", "captured as"),
         ("weights", "fingerprint"),
@@ -515,15 +421,12 @@ def origin(result: ResultData, story: Story | None, made_at: datetime) -> dict[s
     known = {key: str(given[key]) for key, _ in named if given.get(key) is not None}
     if known.get("precision") == "split":
         known["precision"] = "three bfloat16 parts"
-    rows += [(label, known[key]) for key, label in named if key in known]
-    if story is not None and story.seed is not None:
-        rows.append(("seed", str(story.seed)))
+    rows = [(label, known[key]) for key, label in named if key in known]
     rows += [(f"inputs of the {run}", digest) for run, digest in _inputs(given)]
     versions = given.get("versions")
     if isinstance(versions, Mapping):
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
-    rows.append(("page made", made_at.strftime("%d %B %Y, %H:%M UTC")))
-    return {"command": story.command if story is not None else None, "rows": rows}
+    return rows
 
 
 def _inputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:

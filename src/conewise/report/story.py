@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from conewise.errors import SweepError
 from conewise.files import Format, parse_json, write_whole
@@ -18,13 +19,60 @@ from conewise.sweeps.storage.codec import decoded
 STORY = "story.json"
 """The file of a story, in the folder of its result."""
 
-FORMAT = Format("conewise story", 1)
-
 FEW = 2
 """The number of tokens at a position that are written out, where prompts have different ones."""
 
 BUSY = 2.0
 """Forwards of one kind that differ by more than this factor were not timed on a quiet machine."""
+
+
+class JsonRecord:
+    """Plain data as JSON and back: the base of dataclasses that have a file beside a result.
+
+    `FORMAT` is that of the file, `CALLED` what it is in messages.
+    """
+
+    __slots__ = ()
+    FORMAT: ClassVar[Format]
+    CALLED: ClassVar[str]
+    INDENT: ClassVar[int | None] = None
+
+    def to_json(self) -> str:
+        """Return all of it as JSON."""
+        whole = {**self.FORMAT.header(), **asdict(self)}  # type: ignore[call-overload]
+        return json.dumps(whole, indent=self.INDENT, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, name: str = "this text") -> Self:
+        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
+
+        `name` says in messages what the text is.
+        """
+        try:
+            return cls.of(cls.FORMAT.expect(parse_json(text), name))
+        except ValueError as error:
+            why = f"it is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else error
+            raise SweepError(f"this is not {cls.CALLED}: {why}.") from None
+
+    @classmethod
+    def of(cls, data: Any) -> Self:
+        """Return what plain data stand for. Raises ValueError where they stand for nothing of the kind."""
+        found: Self = decoded(data, cls, cls.CALLED)
+        return found
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read it from a file beside a result; None where there is none, a SweepError where it is damaged."""
+        if not path.exists():
+            return None
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SweepError) as error:
+            raise SweepError(
+                f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a "
+                "sound copy in its place, or delete it: the result itself can be read."
+            ) from None
+
 
 RUNS = ("clean", "corrupted")
 PATCHES = ("source", "zero", "mean", "noise")
@@ -60,7 +108,7 @@ class TokenizedPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Story(JsonRecord):
     """The question of a sweep as plain data: JSON both ways.
 
     `model` is the model as the user named it. `prompts` are in the order of the result's prompts. `base` is
@@ -69,6 +117,10 @@ class Story:
     `forward_seconds` is the time that one full forward of all prompts took, the mean of `forwards_timed` of
     them; 0 means that none was timed. `forward_range` are the shortest and the longest of these times.
     """
+
+    FORMAT = Format("conewise story", 1)
+    CALLED = "the story of a sweep"
+    INDENT = 2
 
     model: str
     prompts: tuple[TokenizedPair, ...] = ()
@@ -129,23 +181,6 @@ class Story:
             return ()
         return tuple(_together(column) for column in zip(*rows, strict=True))
 
-    def to_json(self) -> str:
-        """Return the story as JSON."""
-        whole = {**FORMAT.header(), **asdict(self)}
-        return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str, name: str = "this text") -> Story:
-        """Read what `to_json` wrote. Raises SweepError for any other text, FormatError for a newer one.
-
-        `name` says in messages what the text is.
-        """
-        try:
-            story: Story = decoded(FORMAT.expect(parse_json(text), name), cls, "the story")
-        except ValueError as error:
-            raise SweepError(f"this is not the story of a sweep: {error}.") from None
-        return story
-
 
 def _together(tokens: Sequence[str]) -> str:
     """The tokens that prompts have at a position, as one text."""
@@ -173,19 +208,5 @@ def write_story(folder: Path, story: Story) -> None:
 
 
 def read_story(folder: Path) -> Story | None:
-    """The story beside a result; None where there is none. Raises SweepError where it is damaged."""
-    path = folder / STORY
-    if not path.exists():
-        return None
-    try:
-        return Story.from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, ValueError, SweepError) as error:
-        raise damaged(path, error) from None
-
-
-def damaged(path: Path, error: Exception) -> SweepError:
-    """Return the error of a file beside a result that cannot be understood."""
-    return SweepError(
-        f"the run in {path.parent} is damaged: {path.name} cannot be understood ({error}). Put a sound copy "
-        "in its place, or delete it: the result itself can be read."
-    )
+    """Read the story beside a result; None where there is none. Raises SweepError where it is damaged."""
+    return Story.read(folder / STORY)

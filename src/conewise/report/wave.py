@@ -379,20 +379,12 @@ def _graph_data(wave: GraphWave) -> SentWaves:
 
 
 def cone_svg(folded: Folded, site: str) -> str:
-    """The cone of a site on the model's layers as an SVG file of its own, light and dark."""
+    """Return the cone of a site on the model's layers as an SVG file of its own, light and dark."""
     cone = folded.cone(site)
     paints = {at: _paint(folded, cone, at) for at in range(len(folded.parts))}
     caption = f"{site}: {_summary(folded, cone)}"
-    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in CONE_KEYS]
-    drawn = folded_sketch(folded).svg(
-        "cone",
-        f"The cone of {site} in {folded.model}: {_summary(folded, cone)}",
-        paints,
-        style=sketch.literal_style(),
-        caption=caption,
-        keys=keys,
-    )
-    return str(drawn)
+    label = f"The cone of {site} in {folded.model}: {_summary(folded, cone)}"
+    return _alone(folded_sketch(folded), "cone", label, paints, caption, CONE_KEYS)
 
 
 def wave_svg(wave: GraphWave, site: Site) -> str:
@@ -407,9 +399,16 @@ def wave_svg(wave: GraphWave, site: Site) -> str:
     }
     done = len(found.recomputed)
     caption = f"{site} is patched: {done} of {wave.full_evaluations} nodes are recomputed"
-    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in (*CONE_KEYS, "source")]
-    drawn = graph_sketch(wave)
-    return str(drawn.svg("wave", caption, paints, style=sketch.literal_style(), caption=caption, keys=keys))
+    return _alone(graph_sketch(wave), "wave", caption, paints, caption, (*CONE_KEYS, "source"))
+
+
+def _alone(
+    drawn: Sketch, prefix: str, label: str, paints: Mapping[int, Paint], caption: str, names: Sequence[str]
+) -> str:
+    """Return a drawing as a file of its own, with its style, a caption and the keys of these names."""
+    keys = [(classes, meaning) for name, classes, meaning in KEYS if name in names]
+    style = sketch.literal_style()
+    return str(drawn.svg(prefix, label, paints, style=style, caption=caption, keys=keys))
 
 
 def cone_text(folded: Folded, site: str) -> str:

@@ -1,4 +1,4 @@
-"""`conewise sweep`, `plan` and `edges`: patch every site or edge, or say what that would cost."""
+"""`conewise sweep`, `plan` and `edges`: patch every site or edge, or report what that would cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conewise.cli import options as opt
 from conewise.cli.failing import CommandError, command_of, interruptible, shell_command
-from conewise.cli.options import (
-    EdgeOptions,
-    Evaluator,
-    PlanOptions,
-    QuestionOptions,
-    SweepOptions,
-    subcommand,
-)
+from conewise.cli.options import EdgeOptions, PlanOptions, QuestionOptions, SweepOptions, command
 from conewise.cli.output import (
     CellCounter,
     Status,
@@ -27,20 +19,20 @@ from conewise.cli.output import (
     plan_json,
     print_json,
     result_json,
+    show_finding,
     show_plan,
     show_result,
     stdout,
 )
 from conewise.cli.questions import (
-    ModelName,
+    SIMULATED,
     ask,
+    driver_model,
     expect_on_paper,
     fleet_of,
     question_json,
     show_question,
-    shown,
     simulated,
-    without_workers,
 )
 
 if TYPE_CHECKING:
@@ -52,59 +44,44 @@ if TYPE_CHECKING:
 FORWARDS = 3
 """The number of full forwards that are timed, for the comparison with full re-runs."""
 
-SWEEP_HELP = """Activation patching: patch every site by itself and report its effect on the metric.
 
-Only what lies downstream of a patched site is recomputed. Shows the finding, the strongest sites and the
-cost. --report writes a page with heatmaps, --out stores the run. Without --pos, a site is patched at all
-positions at once.
+@command
+def sweep(ctx: typer.Context, model: str, *, options: QuestionOptions, how: SweepOptions) -> None:
+    r"""Activation patching: patch every site by itself and report its effect on the metric.
 
-\b
-Examples:
-  conewise sweep tiny
-  conewise sweep smollm2-135m \\
-    --clean 'When Mary and John went to the store, John gave a drink to' \\
-    --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\
-    --answer ' Mary' --wrong ' John' --report ioi.html
-  conewise sweep ./my-model --prompts pairs.json --sites resid_pre --pos :
-  conewise sweep tiny --source mean --metric prob --verify 16 --json
-  conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
-"""
+    Only what lies downstream of a patched site is recomputed. Shows the finding, the strongest sites and the
+    cost. --report writes a page with heatmaps, --out stores the run. Without --pos, a site is patched at all
+    positions at once.
 
-PLAN_HELP = """Report the exact cost of a sweep without running it.
-
-Takes the options of `conewise sweep`. The counts are exact: the run computes exactly that.
-
-\b
-Examples:
-  conewise plan tiny
-  conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
-"""
-
-EDGES_HELP = """Path patching: patch every edge between components by itself, and report each effect.
-
-An edge is what one component (the input, a head, an MLP) wrote and another one (the queries, keys or values
-of a head, an MLP, the logits) reads: a0.h1->a3.h2<q>, m5->logits. That reader alone sees the change.
-
-\b
-Examples:
-  conewise edges tiny
-  conewise edges tiny --plan
-  conewise edges smollm2-135m --prompts pairs.json --edges '*->*<k>' --top 20
-  conewise edges openai-community/gpt2 --prompts pairs.json --out run --report edges.html
-"""
-
-
-@subcommand("sweep", SWEEP_HELP, "Patch every site, and say what each does to the metric.")
-def sweep(ctx: typer.Context, model: opt.Model, *, options: QuestionOptions, how: SweepOptions) -> None:
-    """Patch every site in a world of its own; see `SWEEP_HELP`."""
+    Examples:
+      conewise sweep tiny
+      conewise sweep smollm2-135m \
+        --clean 'When Mary and John went to the store, John gave a drink to' \
+        --corrupted 'When Mary and John went to the store, Mary gave a drink to' \
+        --answer ' Mary' --wrong ' John' --report ioi.html
+      conewise sweep ./my-model --prompts pairs.json --sites resid_pre --pos :
+      conewise sweep tiny --source mean --metric prob --verify 16 --json
+      conewise sweep openai-community/gpt2 --prompts pairs.csv --out run
+    """
     run_question(ctx, "sweep", model, options, how)
 
 
-@subcommand("edges", EDGES_HELP, "Patch every edge between heads and MLPs, and say what each does.")
+@command
 def edges(
-    ctx: typer.Context, model: opt.Model, *, options: EdgeOptions, plan: opt.Plan = False, how: SweepOptions
+    ctx: typer.Context, model: str, *, options: EdgeOptions, plan: bool = False, how: SweepOptions
 ) -> None:
-    """Patch every edge in a world of its own; see `EDGES_HELP`."""
+    """Path patching: patch every edge between components by itself, and report each effect.
+
+    An edge is what one component (the input, a head, an MLP) wrote and another one (the queries, keys or
+    values of a head, an MLP, the logits) reads: a0.h1->a3.h2<q>, m5->logits. That reader alone sees the
+    change.
+
+    Examples:
+      conewise edges tiny
+      conewise edges tiny --plan
+      conewise edges smollm2-135m --prompts pairs.json --edges '*->*<k>' --top 20
+      conewise edges openai-community/gpt2 --prompts pairs.json --out run --report edges.html
+    """
     if plan:
         if how.method is not None or how.steps is not None:
             raise CommandError("--plan is of worlds that are computed: leave out --method and --steps.")
@@ -115,9 +92,16 @@ def edges(
         run_question(ctx, "edges", model, options, how)
 
 
-@subcommand("plan", PLAN_HELP, "Say what a sweep would cost; run nothing.")
-def plan(model: opt.Model, *, options: QuestionOptions, how: PlanOptions) -> None:
-    """Report what a sweep would cost; see `PLAN_HELP`."""
+@command
+def plan(model: str, *, options: QuestionOptions, how: PlanOptions) -> None:
+    """Report the exact cost of a sweep without running it.
+
+    Takes the options of `conewise sweep`. The counts are exact: the run computes exactly that.
+
+    Examples:
+      conewise plan tiny
+      conewise plan smollm2-135m --prompts pairs.json --pos : --max-memory 4GiB
+    """
     plan_question("plan", model, options, how)
 
 
@@ -127,10 +111,9 @@ def plan_question(
     """Ask, plan and print what it would cost."""
     expect_on_paper(how)
     status = Status(how.quiet)
-    question = ask(ModelName(model, without_workers(how)), options, how.seed, status)
+    question = ask(driver_model(model, how), options, how.seed, status)
     with status.doing("planning"):
-        progress = status.counter("prompts planned")
-        found = question.plan(how.max_memory, how.evaluator.value, progress)
+        found = question.plan(how.max_memory, how.evaluator, status.counter("prompts planned"))
         paper = simulated(question, how, how) if how.simulate else None
     if how.json:
         simulation = {} if paper is None else {"simulation": paper}
@@ -140,7 +123,7 @@ def plan_question(
     show_question(console, question, options.unit)
     show_plan(console, found)
     if paper is not None:
-        console.print(shown(paper))
+        console.print(SIMULATED.format(**paper).strip())
 
 
 def run_question(
@@ -152,33 +135,31 @@ def run_question(
     if how.resume and how.out is None:
         raise CommandError("--resume without --out: say in which folder the run was stored.")
     _expect_estimable(how)
-    if how.report is not None:
-        expect_writable_file(how.report, "--report")
+    expect_writable_file(how.report, "--report")
     stored = None if how.out is None else StoredRun(how.out, how.resume)
     status = Status(how.quiet)
-    question = ask(ModelName(model, without_workers(how)), options, how.seed, status)
-    command = command_of(ctx)
+    question = ask(driver_model(model, how), options, how.seed, status)
+    typed = command_of(ctx)
     if stored is not None:
         if not stored.is_begun:
             # What cannot run leaves no folder that is taken.
             if how.method is not None:
                 question.attribute(how.method, steps=how.steps).plan(how.max_memory)
             else:
-                question.plan(how.max_memory, how.evaluator.value, status.counter("prompts planned"))
+                question.plan(how.max_memory, how.evaluator, status.counter("prompts planned"))
         asked = question.described()
         if how.method is not None:
             asked |= {"method": how.method, "steps": how.steps}
-        stored.begin(asked, command)
+        stored.begin(asked, typed)
     counting = CellCounter(status, is_shown=how.progress is True and not sys.stderr.isatty())
     cells = len(question.cells) * len(question.prompts.groups)
-
-    def done() -> str:
-        return f"{counting.done} of {cells} cells"
-
-    with interruptible(how.out, command, done), status.warnings_as_notes():
+    with (
+        interruptible(how.out, typed, lambda: f"{counting.done} of {cells} cells"),
+        status.warnings_as_notes(),
+    ):
         with fleet_of(how, how) as workers:
             result = _run(question, how, cells, counting, workers)
-        finish(question, result, shell_command(command), how, stored, status, name=name, unit=options.unit)
+        finish(question, result, shell_command(typed), how, stored, status, name=name, unit=options.unit)
 
 
 def _expect_estimable(how: SweepOptions) -> None:
@@ -196,7 +177,7 @@ def _expect_estimable(how: SweepOptions) -> None:
             "--out, or take another method and check it."
         )
     given = {
-        "--evaluator": how.evaluator is not Evaluator.AUTO,
+        "--evaluator": how.evaluator != "auto",
         "--verify": how.verify > 0,
         "--resume": how.resume and how.method == "hybrid",
     }
@@ -221,16 +202,15 @@ def _run(
         out = None if how.method == "hybrid" else how.out
         return question.attribute(how.method, steps=how.steps, seed=how.seed).run(out=out, **kept)
     is_drawn = sys.stderr.isatty() and (not how.quiet if how.progress is None else how.progress)
-    drawn = bar(None, cells, facts_of(question.model).device) if is_drawn else nullcontext()
-    with drawn as advance:
+    with bar(None, cells, facts_of(question.model).device) if is_drawn else nullcontext() as advance:
         counting.advance = advance
-        return question.run(evaluator=how.evaluator.value, verify=how.verify, out=how.out, **kept)
+        return question.run(evaluator=how.evaluator, verify=how.verify, out=how.out, **kept)
 
 
 def finish(
     question: Question,
     result: Result,
-    command: str,
+    typed: str,
     how: SweepOptions,
     stored: StoredRun | None,
     status: Status,
@@ -239,7 +219,7 @@ def finish(
     unit: str,
 ) -> None:
     """Keep, draw and print a result; fail when its check failed."""
-    story = question.story(command=command, forwards=FORWARDS)
+    story = question.story(command=typed, forwards=FORWARDS)
     folded = inside = None
     if stored is not None or how.report is not None:
         folded, inside = question.folded(), question.inside(result, story)
@@ -255,6 +235,7 @@ def finish(
         print_json(name, {**question_json(question), **result_json(result, story), "files": files_json(how)})
     else:
         console = stdout()
+        show_finding(console, result)
         show_question(console, question, unit)
         show_result(console, result, story, how.top, unit)
     expect_verified(result, status)
