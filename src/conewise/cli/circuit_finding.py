@@ -333,7 +333,9 @@ def show_circuit(console: Console, found: FoundCircuit, seconds: float) -> None:
     at = "" if circuit.threshold is None else f", threshold {circuit.threshold:.4g}"
     console.print(f"  metric: {found.story.metric}, at the last position\n", markup=False)
     console.print(f"{found.evaluation}\n", markup=False)
-    strongest = sorted(circuit.edges, key=lambda edge: -abs(scores.get(edge, 0.0)))[:SHOWN]
+    from conewise.report.circuit import strongest as strongest_of
+
+    strongest = strongest_of(circuit.edges, scores, SHOWN)
     rows = [
         (rank, edge, f"{scores[edge]:+.4f}" if edge in scores else "")
         for rank, edge in enumerate(strongest, 1)

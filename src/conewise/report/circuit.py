@@ -68,6 +68,11 @@ class Layered:
     columns: int
     rows: int
 
+    @property
+    def largest(self) -> float:
+        """The largest size of a score."""
+        return max((abs(line.score or 0.0) for line in self.lines), default=0.0)
+
     def curve(self, line: Line, spread: float = 1.0) -> tuple[Point, Point, Point, Point]:
         """A line as a Bézier curve. It bends aside where boxes may stand straight below its start.
 
@@ -194,13 +199,19 @@ def width(score: float | None, largest: float) -> float:
     return THIN + (WIDE - THIN) * (abs(score) / largest if largest else 0.0)
 
 
+def strongest(edges: Iterable[str], scores: Mapping[str, float] | None, most: int | None = None) -> list[str]:
+    """Return the edges with the largest scores, either way, the largest first."""
+    known = scores or {}
+    return sorted(edges, key=lambda edge: -abs(known.get(edge, 0.0)))[:most]
+
+
 SHAPES = {"input": "plain", "head": "circle", "kv": "box", "mlp": "box", "logits": "plain"}
 
 
 def dot(of: str, graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float] | None) -> str:
     """The circuit as a digraph: a node for each component, an edge for each edge, its score as tooltip."""
     drawn = layered(graph, edges, scores)
-    largest = max((abs(line.score or 0.0) for line in drawn.lines), default=0.0)
+    largest = drawn.largest
     lines = [
         f"digraph {_quoted(of or 'circuit')} {{",
         "  rankdir=TB;",
@@ -248,10 +259,8 @@ MOST_DRAWN = 400
 
 def drawing(graph: EdgeGraph, edges: Collection[str], scores: Mapping[str, float] | None) -> str:
     """The layered picture as SVG without scripts; a line below it says what colours and shapes mean."""
-    known = scores or {}
-    chosen = sorted(edges, key=lambda edge: -abs(known.get(edge, 0.0)))[:MOST_DRAWN]
-    drawn = layered(graph, chosen, scores)
-    largest = max((abs(line.score or 0.0) for line in drawn.lines), default=0.0)
+    drawn = layered(graph, strongest(edges, scores, MOST_DRAWN), scores)
+    largest = drawn.largest
     across, down = max(36.0, min(64.0, 620 / max(drawn.columns, 1))), 46.0
 
     def at(point: Point) -> str:
@@ -315,8 +324,7 @@ def figure(
     with needs("plots"):
         import plotly.graph_objects as go
 
-    known = scores or {}
-    shown = sorted(edges, key=lambda edge: -abs(known.get(edge, 0.0)))[:MOST_IN_FIGURE]
+    shown = strongest(edges, scores, MOST_IN_FIGURE)
     drawn = layered(graph, shown, scores)
     rest = f" (the {len(shown):,} strongest of {len(edges):,} edges)" if len(shown) < len(edges) else ""
     rows: dict[str, float] = {}  # the first row of each layer
@@ -347,8 +355,8 @@ Trace = dict[str, Any]
 
 def _curves(drawn: Layered) -> Iterator[Trace]:
     """Yield a trace for the lines of each colour and width, in the order in which they are drawn."""
-    largest = max((abs(line.score or 0.0) for line in drawn.lines), default=0.0)
     groups: dict[tuple[str, float], list[Line]] = {}
+    largest = drawn.largest
     for line in drawn.lines:
         share = abs(line.score) / largest if line.score is not None and largest else 0.0
         step = round(share * (WIDTHS - 1)) / (WIDTHS - 1)
@@ -556,8 +564,7 @@ def _shown(circuit: DrawnCircuit) -> list[str]:
     """The edges that are sent: the circuit's, and those of its curve, the strongest first where too many."""
     lowest = min((point.threshold for point in circuit.curve.points), default=math.inf)
     own = set(circuit.edges)
-    levels, scores = circuit.levels, circuit.scores or {}
-    found = sorted(own, key=lambda edge: -abs(scores.get(edge, 0.0)))
+    levels, found = circuit.levels, strongest(own, circuit.scores)
     more = [edge for edge, level in levels.items() if level >= lowest and edge not in own]
     found += sorted(more, key=lambda edge: -levels[edge])
     return found[:MOST_ON_PAGE]
