@@ -93,6 +93,7 @@ main(["schema", "plan"])
 @pytest.mark.parametrize(
     "name",
     [
+        "conewise.cli.streams",
         "conewise.cli.app",
         "typer",
         "conewise.cli.sweeping",

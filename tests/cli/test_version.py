@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import conewise
-from conewise.cli import entry as module
-from conewise.cli.entry import commit, version_line
+from conewise.cli import version_line as module
+from conewise.cli.version_line import commit, version_line
 from tests.cli.commands import Done, environment
 
 ROOT = Path(__file__).parents[2]

@@ -56,7 +56,7 @@ app = typer.Typer(
 
 def _show_version(given: bool) -> None:
     if given:
-        from conewise.cli.entry import version_line
+        from conewise.cli.version_line import version_line
 
         print(version_line())
         raise typer.Exit

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from conewise.cli import SIGINT, SOFTWARE, USAGE
-from conewise.cli.entry import UnwrittenError
+from conewise.cli.streams import UnwrittenError
 from conewise.errors import Argument, ConewiseError, OutOfMemoryError, is_out_of_memory
 from conewise.files import lone_surrogate
 
