@@ -354,6 +354,6 @@ def show_cost(console: Console, result: Result, story: Story | None) -> None:
     console.print()
     show_table(console, "What it cost", found["heads"], found["rows"], right=(1, 2, 3, 4))
     for note in found["notes"]:
-        console.print(note, markup=False, style="yellow" if note == WAS_BUSY else None)
+        console.print(note, markup=False, style="yellow" if note == WAS_BUSY else "dim")
     if result.verification is not None:
         console.print(f"verification {result.verification}", markup=False)
