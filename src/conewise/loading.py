@@ -164,13 +164,10 @@ def load(
                 ", or give the budget to what computes: `sweep.run(max_memory=...)`.",
             )
         if device_map is not None and (device is not None or weights is not None):
-            other = "device" if device is not None else "weights"
+            other = f"device={device!r}" if device is not None else f"weights={weights!r}"
             raise LoadError(
-                "a device map says where each part lies, and what it offloads streams. Leave ",
-                Argument(other, device if device is not None else weights),
-                " out, or ",
-                Argument("device_map", device_map),
-                ".",
+                "a device map says where each part lies, and what it offloads streams. Leave "
+                f"{other} out, or device_map={device_map!r}."
             )
         streams = None if weights is None else _expect_device(str(name), device)
         is_other = split_groups or weights is not None or device_map is not None
