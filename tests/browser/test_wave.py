@@ -15,7 +15,7 @@ import conewise as cw
 from conewise.anatomy.selectors import Cell
 from conewise.report.folded import Cone, Folded
 from conewise.report.folding import fold
-from conewise.report.wave import GraphWave, cone_section, wave_page, wave_section
+from conewise.report.wave import GraphWave, wave_page
 from tests.browser.conftest import Opener
 from tests.sweeps import small
 
@@ -337,15 +337,3 @@ def contrast(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
-
-
-def test_sections_with_their_own_assets_work_in_any_page(tmp_path: Path, open_page: Opener) -> None:
-    path = tmp_path / "plain.html"
-    body = cone_section(folded()) + wave_section(folded())
-    path.write_text(
-        f'<!doctype html><html data-ready="true"><meta charset="utf-8"><body>{body}', encoding="utf-8"
-    )
-    page = open_page(path).page
-    page.evaluate("window.conewise.showCone('z[layer=1]')")
-    assert number(page, "[data-cone=recomputed]") == folded().cone("z[layer=1]").node_evaluations
-    assert list(stepped(page))[-1][1] == counted(folded().cone("z[layer=1]"))

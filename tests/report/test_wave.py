@@ -21,7 +21,6 @@ from conewise.report.folded import Folded
 from conewise.report.folding import fold
 from conewise.report.wave import (
     GraphWave,
-    cone_section,
     cone_svg,
     cone_text,
     data,
@@ -30,7 +29,6 @@ from conewise.report.wave import (
     style,
     value_text,
     wave_page,
-    wave_section,
     wave_svg,
 )
 from tests.report.figure import FIGURE, figure
@@ -252,11 +250,10 @@ def pages() -> dict[str, str]:
     return {
         "model": wave_page(hostile(), title=EVIL),
         "graph": wave_page(graph, {EVIL: 2.0}, title=EVIL),
-        "sections": cone_section(hostile()) + wave_section(hostile()),
     }
 
 
-@pytest.mark.parametrize("kind", ["model", "graph", "sections"])
+@pytest.mark.parametrize("kind", ["model", "graph"])
 def test_names_are_text_and_never_markup(kind: str) -> None:
     page = pages()[kind]
     elements = Elements(page)
@@ -266,15 +263,14 @@ def test_names_are_text_and_never_markup(kind: str) -> None:
     assert any(EVIL in json.dumps(json.loads(text)) for text in held)
 
 
-@pytest.mark.parametrize("kind", ["model", "graph", "sections"])
+@pytest.mark.parametrize("kind", ["model", "graph"])
 def test_a_page_asks_for_nothing_from_anywhere(kind: str) -> None:
     page = pages()[kind]
     assert set(re.findall(r"https?://[^\"' )]+", page)) == {"http://www.w3.org/2000/svg"}
     elements = Elements(page)
     assert not [attrs for _, attrs in elements.found if {"src", "href"} & set(attrs)]
-    if kind != "sections":
-        policies = [attrs["content"] for tag, attrs in elements.found if tag == "meta" and "content" in attrs]
-        assert any("default-src 'none'" in (policy or "") for policy in policies)
+    policies = [attrs["content"] for tag, attrs in elements.found if tag == "meta" and "content" in attrs]
+    assert any("default-src 'none'" in (policy or "") for policy in policies)
 
 
 @pytest.mark.parametrize("kind", ["model", "graph"])

@@ -55,7 +55,6 @@ from conewise.sweeps.storage.result_data import CellCheck, ResultData
 from conewise.templates import DARK, LIGHT, asset
 
 with needs("plots"):
-    from markupsafe import Markup
     from plotly.colors import diverging, unlabel_rgb
     from plotly.offline import get_plotlyjs
 
@@ -142,11 +141,11 @@ def sweep_page(
         prompt_count=result.per_prompt.shape[-1],
         spread=spread(result),
         inside=None if inside is None else inside_tables(inside),
-        cone="" if folded is None else Markup(wave.cone_section(folded, assets=False)),
+        cone="" if folded is None else wave.cone_section(folded),
         accounting=accounting(result, story),
         checked=checked(result),
         origin=origin(story, origin_rows(result), made_at),
-        wave="" if folded is None else Markup(wave.wave_section(folded, assets=False)),
+        wave="" if folded is None else wave.wave_section(folded),
     )
 
 

@@ -14,8 +14,7 @@ What a browser test or a page around it may hold on to:
     .cw-item[data-item=…]    a part or a node in either drawing, with is-site, is-lost (invalid), is-wanted,
                              is-done (recomputed), is-reused, can-patch
 
-Both sections work alone. A page that has both, or a policy for scripts, takes them with `assets=False`, and
-puts `style()`, `script()` and `data(...)` where it puts its own.
+A page that has a section puts `style()`, `script()` and `data(...)` where it puts its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from conewise.files import expect_replaceable, write_whole
 from conewise.reactive.graph import Graph, Site
 from conewise.reactive.world import Event, World
 from conewise.report import sketch
-from conewise.report.document import document, inert
+from conewise.report.document import document
 from conewise.report.document import script as joined
 from conewise.report.folded import Cone, Folded
 from conewise.report.sent import SentFolded, SentWaves
@@ -237,33 +236,29 @@ def data(drawable: Drawable) -> dict[str, SentFolded | SentWaves]:
     return {_source(drawable): drawable.sent() if isinstance(drawable, Folded) else _graph_data(drawable)}
 
 
-def cone_section(folded: Folded, *, assets: bool = True) -> str:
+def cone_section(folded: Folded) -> Markup:
     """The drawing of a model's layers with one site's cone in it, and what that costs, as HTML."""
-    section = rendered(
+    return rendered(
         "report/cone.html",
         source=_source(folded),
         drawing=folded_sketch(folded).svg("cw-cone", f"The layers of {folded.model}"),
         legend=_legend("cw-cone-key", CONE_KEYS),
-        assets=_assets(folded) if assets else "",
     )
-    return str(section)
 
 
-def wave_section(drawable: Drawable, *, assets: bool = True) -> str:
+def wave_section(drawable: Drawable) -> Markup:
     """The player of a wave as HTML: through a small graph node by node, through a model layer by layer."""
     is_graph = isinstance(drawable, GraphWave)
     drawn = graph_sketch(drawable) if isinstance(drawable, GraphWave) else folded_sketch(drawable)
     label = "The graph" if isinstance(drawable, GraphWave) else f"The layers of {drawable.model}"
-    section = rendered(
+    return rendered(
         "report/wave.html",
         source=_source(drawable),
         is_graph=is_graph,
         natural=f"{drawn.width * 0.8:.0f}",
         drawing=drawn.svg("cw-wave", label),
         legend=_legend("cw-wave-key", (*WAVE_KEYS, "source") if is_graph else WAVE_KEYS),
-        assets=_assets(drawable) if assets else "",
     )
-    return str(section)
 
 
 def wave_page(
@@ -292,8 +287,8 @@ def wave_page(
         scripts=[script(), READY],
         data=data(drawable),
         model=drawable.model if isinstance(drawable, Folded) else "",
-        cone=Markup(cone_section(drawable, assets=False)) if isinstance(drawable, Folded) else "",
-        wave=Markup(wave_section(drawable, assets=False)),
+        cone=cone_section(drawable) if isinstance(drawable, Folded) else "",
+        wave=wave_section(drawable),
     )
     if out is not None:
         expect_replaceable(Path(out))
@@ -344,15 +339,6 @@ def _legend(prefix: str, names: Iterable[str]) -> Markup:
 
 def _source(drawable: Drawable) -> str:
     return "conewise-folded" if isinstance(drawable, Folded) else "conewise-waves"
-
-
-def _assets(drawable: Drawable) -> Markup:
-    return rendered(
-        "report/assets.html",
-        style=Markup(style()),
-        script=Markup(script()),
-        data={name: inert(value) for name, value in data(drawable).items()},
-    )
 
 
 def _graph_data(wave: GraphWave) -> SentWaves:
