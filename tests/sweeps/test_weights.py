@@ -491,11 +491,10 @@ def test_of_a_large_model_a_sample_is_read_each_time_and_all_where_it_is_asked_f
     module = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 300))
     model = cw.capture(module, torch.zeros(2, 300))
     x, weight = torch.ones(2, 300), module.get_parameter("0.weight")
-    line = reading.LINE_BYTES // weight.itemsize
 
     def unseen() -> None:
-        """The second line of the processor's cache: the first of 61 is read."""
-        weight.data.view(-1)[line] += 1
+        """A word that is not read: of a small tensor the first of 61 is."""
+        weight.data.view(-1)[16] += 1
 
     base = model.run(x)
     unseen()

@@ -13,9 +13,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -29,11 +31,16 @@ from conewise.program.tensors import writes_to
 from conewise.program.walk import bitwise_same
 from conewise.threads import one_module, own_settings
 
-READ_WHOLE_BYTES = 8 << 20
-"""Weights on a CPU that take no more than this are read whole each time that something is computed."""
+READ_WHOLE_BYTES, READ_WHOLE_WORDS = 8 << 20, 1 << 13
+"""Weights on a CPU that take no more than this are read whole each time that something is computed.
 
-LINE_BYTES, LINES_TO_ONE = 64, 61
-"""Of larger ones, one line of the processor's cache in 61: a number of which few sizes are multiples."""
+So are tensors of fewer words.
+"""
+
+SMALL_BYTES = 1 << 20
+STEPS = {True: (61,), False: (491, 499, 503, 509)}
+"""Of larger ones, a word of 8 bytes in 61 of each small tensor, one in about 491 of the others: one in each
+page of memory, which is what takes time. They are primes, since few widths are multiples of one."""
 
 TILE = 64
 """The sample of a large matrix has an element of every block of so many rows and columns."""
@@ -367,57 +374,92 @@ class _DeviceReader:
 
 
 class _Glance:
-    """Reads a few lines from all over each large tensor, and small ones whole, as plain and cheap sums.
+    """Reads a few words from all over each large tensor, and small ones whole; and makes of each one number.
 
     Of a large matrix at least one element of each block of 64 by 64 is read.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = [None if _is_dense(tensor) else tensor for tensor in tensors]
-        self._lines = [_lines(_words(tensor)) for tensor in tensors]
-        every = ((number, _corners(tensor)) for number, tensor in enumerate(tensors))
-        self._corners = [(number, corners) for number, corners in every if len(corners)]
+        self._count = len(tensors)
+        self._pieces: list[tuple[int, Callable[[], Tensor]]] = []
+        for number, tensor in enumerate(tensors):
+            if tensor.is_meta or not tensor.numel():
+                continue
+            step, is_dense = _step(tensor), _is_dense(tensor)
+            sample, corners = _sampled(tensor, step), _corners(tensor, step)
+            made = partial(_same, sample) if is_dense else partial(_sampled, tensor, step)
+            self._pieces.append((number, made))
+            if len(corners):
+                self._pieces.append((number, partial(corners.reshape, -1)))
+        ends = np.cumsum([len(make()) for _, make in self._pieces], dtype=np.int64)
+        self._starts, self._keys = [0, *ends[:-1].tolist()], _odd(int(ends[-1]) if len(ends) else 0)
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def read(self) -> Sums:
         """A number for each tensor."""
-        found = zip(self._tensors, self._lines, strict=True)
-        lines = [known if tensor is None else _lines(_words(tensor)) for tensor, known in found]
-        sums = [0 if words.is_meta else int(words.sum()) for words in lines]
-        for number, corners in self._corners:
-            sums[number] += int(corners.sum())
+        sums = [0] * self._count
+        if self._pieces:
+            words = torch.cat([make().cpu() for _, make in self._pieces]).to(torch.int64).mul_(self._keys)
+            found: list[int] = np.add.reduceat(words.numpy(), self._starts).tolist()
+            for (number, _), one in zip(self._pieces, found, strict=True):
+                sums[number] += one
         return Sums(sums)
+
+
+def _same(words: Tensor) -> Tensor:
+    return words
 
 
 _WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _corners(tensor: Tensor) -> Tensor:
-    """The first element of each block of 64 by 64, where the lines that are read may leave whole blocks out.
+def _corners(tensor: Tensor, step: int) -> Tensor:
+    """The first element of each block of 64 by 64, where words at that step leave whole blocks out."""
+    if step == 1 or tensor.ndim < 2 or not _is_dense(tensor) or tensor.itemsize not in _WORD:
+        return _NOTHING
+    if _meets_blocks(tensor, step):
+        return _NOTHING
+    return _in_memory(tensor).view(_WORD[tensor.itemsize]).flatten(0, -2)[::TILE, ::TILE]
 
-    Rows of k lines begin at other places modulo 61 each, unless k is a multiple of 61: of 61 rows below each
-    other, one has any given line read. Nothing of this kind holds for rows that end within a line.
-    """
+
+def _meets_blocks(tensor: Tensor, step: int) -> bool:
+    """True if words at that step meet every block of 64 by 64: in 64 rows they begin all over a row."""
+    return _meet_blocks(_in_memory(tensor).shape[-1], tensor.itemsize, _wide(tensor).itemsize, step)
+
+
+@cache
+def _meet_blocks(columns: int, item: int, word: int, step: int) -> bool:
+    width, left = divmod(columns * item, word)
+    begins = sorted({row * width % step for row in range(TILE)})
+    gaps = [after - before for before, after in pairwise([*begins, begins[0] + step])]
+    return not left and max(gaps) <= TILE * item // word
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """The tensor with its dimensions in the order in which they lie in memory."""
+    return tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+
+
+def _step(tensor: Tensor) -> int:
+    """The step from one word to the next in the sample of a tensor; 1 where all are read."""
+    words = _wide(tensor)
+    if words.is_meta or words.numel() < READ_WHOLE_WORDS:
+        return 1
+    steps = STEPS[words.nbytes <= SMALL_BYTES]
+    is_matrix = tensor.ndim > 1 and _is_dense(tensor)
+    return next((one for one in steps if is_matrix and _meets_blocks(tensor, one)), steps[0])
+
+
+def _sampled(tensor: Tensor, step: int) -> Tensor:
+    return _wide(tensor)[::step]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The memory of a tensor in the widest words that it can be cut into: they are added fastest."""
     words = _words(tensor)
-    is_whole = len(_lines(words)) == len(words)
-    if is_whole or words.is_meta or tensor.ndim < 2 or not _is_dense(tensor) or tensor.itemsize not in _WORD:
-        return _NOTHING
-    in_memory = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
-    row = in_memory.shape[-1] * tensor.itemsize
-    if row % LINE_BYTES == 0 and row // LINE_BYTES % LINES_TO_ONE:
-        return _NOTHING
-    return in_memory.view(_WORD[tensor.itemsize]).flatten(0, -2)[::TILE, ::TILE]
-
-
-def _lines(words: Tensor) -> Tensor:
-    if words.dtype == torch.int32 and words.numel() % 2 == 0 and words.storage_offset() % 2 == 0:
-        words = words.view(torch.int64)  # the widest words are added fastest
-    line = LINE_BYTES // words.itemsize
-    step = line * LINES_TO_ONE
-    if words.numel() < 16 * step or words.is_meta:
-        return words
-    return words.as_strided((words.numel() // step, line), (step, 1), words.storage_offset())
+    is_cut = words.dtype == torch.int32 and words.numel() % 2 == 0 and words.storage_offset() % 2 == 0
+    return words.view(torch.int64) if is_cut else words
 
 
 def _blocks(words: Tensor) -> Iterator[Tensor]:

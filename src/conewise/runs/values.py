@@ -218,7 +218,7 @@ class Values:
 
         Each run of a sweep does so at its start and at its end. Elsewhere, counted writes are looked for at
         every reading, and the bits are read whenever something was computed: all of them on a GPU and of
-        models of up to 8 MiB, else one line in 61. `now`: what the weights hold, where that was just read.
+        models of up to 8 MiB, else a sample. `now`: what the weights hold, where that was just read.
         """
         self._check_bits(self.model.weights.whole_contents() if now is None else now)
 
