@@ -493,7 +493,7 @@ def test_of_a_large_model_a_sample_is_read_each_time_and_all_where_it_is_asked_f
     x, weight = torch.ones(2, 300), module.get_parameter("0.weight")
 
     def unseen() -> None:
-        """A word that is not read: of a small tensor the first of 61 is."""
+        """A word that is not read: of a small tensor the first of 127 is."""
         weight.data.view(-1)[16] += 1
 
     base = model.run(x)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -316,23 +317,39 @@ class WavefrontExecutor:
 
     def reader(self, batch: Batch) -> ReadValue:
         """Reads values of the base by the graph's own names."""
-        known = _Known(self.facts.program.source_values)
-        if not isinstance(batch.base, PassRun):
-            known.otherwise = reader(batch.base)
-            # Where nothing is patched, weights are the program's: a world takes longer to say so.
-            return known.otherwise if batch.base.edits else known.__getitem__
-        values, constants = batch.base.values, self._constants.value
-        known.otherwise = lambda name: values[name] if name in values else constants(name)
+        base, weights, constants = batch.base, self.facts.program.source_values, self._constants.value
+        if isinstance(base, PassRun):
+            values = base.values
+            return _Known(
+                weights, lambda name: values[name] if name in values else constants(name)
+            ).__getitem__
+        if self.streamed.stream is not None:
+            return reader(base)
+        edited = {edit.node for edit in base.edits}
+        own = {name: weight for name, weight in weights.items() if name not in edited}
+        wanted = [name for name in dict.fromkeys(chain.from_iterable(self._reads)) if name not in own]
+
+        def read(name: str) -> Any:
+            if wanted:  # all at once: each demand takes as long as a small product
+                names, wanted[:] = tuple(wanted), []
+                known.update(zip(names, base.demand(names), strict=True))
+            if name not in known:
+                known[name] = base.value_at(name)
+            return known[name]
+
+        known = _Known(own, read)
         return known.__getitem__
 
 
 class _Known(dict[str, Any]):
     """Weights by name, and other values where they are asked for."""
 
-    otherwise: Callable[[str], Any]
+    def __init__(self, weights: Mapping[str, Any], otherwise: Callable[[str], Any]) -> None:
+        super().__init__(weights)
+        self._otherwise = otherwise
 
     def __missing__(self, name: str) -> Any:
-        return self.otherwise(name)
+        return self._otherwise(name)
 
 
 class WavefrontExecution(Execution):
