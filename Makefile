@@ -73,7 +73,7 @@ test-tracr: setup $(TRACR)/.made ## compile the RASP programs anew, compare with
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ground_truth/test_tracr.py
 
 test-architectures: setup ## every architecture, attention and precision, against hooks; named sites of 80; minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/anatomy/test_named_architectures.py tests/program/test_coverage.py tests/anatomy/test_sites.py tests/runs/test_architectures.py tests/circuits/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/sweeps/test_metrics_of_sites.py tests/report/test_folding.py tests/runs tests/runs tests/runs tests/cli/test_interrupting.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/anatomy/test_named_architectures.py tests/program/test_coverage.py tests/anatomy/test_sites.py tests/circuits/test_stream_parts.py tests/sweeps/test_sweep_zoo.py tests/sweeps/test_metrics_of_sites.py tests/report/test_folding.py tests/runs tests/cli/test_interrupting.py
 
 test-laws: setup ## random networks against hooks, all two hundred, and all that mixes positions; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/laws tests/sweeps/test_sweep_regions.py tests/paper/experiments

@@ -38,6 +38,14 @@ settings.register_profile(
 settings.load_profile(os.environ.get("CONEWISE_HYPOTHESIS", "ci"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Share what tracing a small model of transformers finds."""
+    from tests import captures  # noqa: PLC0415  # it imports torch, and some folders need none
+
+    captures.of_test(item)
+
+
 def pytest_collection_finish() -> None:
     """What the imports made is there to the end: the garbage collector need not look at it each time."""
     gc.collect()

@@ -44,7 +44,8 @@ def run(
     words: tuple[str, ...], cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, without a terminal."""
-    forking = server(**environment)
+    # Pytest names the test in the environment: with it, each test would start a server of its own.
+    forking = server(**{name: text for name, text in environment.items() if name != "PYTEST_CURRENT_TEST"})
     assert forking.stdin is not None
     assert forking.stdout is not None
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:

@@ -35,16 +35,29 @@ def _cost(name: str, attention: str, dtype: torch.dtype = torch.float32) -> list
 
 EVERY = [
     pytest.param(
-        name, attention, dtype, marks=_cost(name, attention, dtype), id=f"{name}-{attention}-{dtype}"
+        (name, attention, dtype), marks=_cost(name, attention, dtype), id=f"{name}-{attention}-{dtype}"
     )
     for name, attention in PAIRS
     for dtype in (torch.float32, torch.bfloat16)
 ]
 HOOKED = [
-    pytest.param(name, attention, marks=_cost(name, attention) or marks(name), id=f"{name}-{attention}")
+    pytest.param(
+        (name, attention, torch.float32),
+        marks=_cost(name, attention) or marks(name),
+        id=f"{name}-{attention}",
+    )
     for name, attention in PAIRS
     if ZOO[name].hooks
 ]
+Traced = tuple[str, nn.Module, Exported]
+
+
+@pytest.fixture(scope="module")
+def traced(request: pytest.FixtureRequest) -> Traced:
+    """A module and its program, traced once for all that is asked of them."""
+    name, attention, dtype = request.param
+    module = ZOO[name].make(attention, dtype)
+    return name, module, export(module, (), ZOO[name].example(1, 12, dtype))
 
 
 def run_module(module: nn.Module, captured: Exported, given: dict[str, Any]) -> Any:
@@ -53,13 +66,10 @@ def run_module(module: nn.Module, captured: Exported, given: dict[str, Any]) -> 
         return module(**given, **constants)
 
 
-@pytest.mark.parametrize(("name", "attention", "dtype"), EVERY)
-def test_a_program_equals_its_module_bit_for_bit_at_every_batch_size_and_length(
-    name: str, attention: str, dtype: torch.dtype
-) -> None:
-    case = ZOO[name]
-    module = case.make(attention, dtype)
-    captured = export(module, (), case.example(1, 12, dtype))
+@pytest.mark.parametrize("traced", EVERY, indirect=True)
+def test_a_program_equals_its_module_bit_for_bit_at_every_batch_size_and_length(traced: Traced) -> None:
+    name, module, captured = traced
+    case, dtype = ZOO[name], next(module.parameters()).dtype
     assert captured.fixed == ""
     interpreter = Interpreter(captured.program)
     for batch, length in zip((3, 2, 1, 4), case.lengths, strict=False):
@@ -117,11 +127,10 @@ def layer_count(table: SiteTable, stack: str) -> int:
     return len([block for block in table.model_layers if block.stack == stack])
 
 
-@pytest.mark.parametrize(("name", "attention"), HOOKED)
-def test_sites_hold_what_hooks_on_the_module_see(name: str, attention: str) -> None:
+@pytest.mark.parametrize("traced", HOOKED, indirect=True)
+def test_sites_hold_what_hooks_on_the_module_see(traced: Traced) -> None:
+    name, module, captured = traced
     case = ZOO[name]
-    module = case.make(attention)
-    captured = export(module, (), case.example(1, 12))
     table = SiteTable(captured.program)
     interpreter = Interpreter(captured.program)
     stack = "decoder" if name == "t5" else ""
@@ -147,11 +156,10 @@ def test_sites_hold_what_hooks_on_the_module_see(name: str, attention: str) -> N
         assert "resid_mid" not in table.kinds
 
 
-@pytest.mark.parametrize(("name", "attention"), HOOKED)
-def test_a_patched_head_equals_a_hook_on_the_output_projection(name: str, attention: str) -> None:
+@pytest.mark.parametrize("traced", HOOKED, indirect=True)
+def test_a_patched_head_equals_a_hook_on_the_output_projection(traced: Traced) -> None:
+    name, module, captured = traced
     case = ZOO[name]
-    module = case.make(attention)
-    captured = export(module, (), case.example(1, 12))
     table = SiteTable(captured.program)
     interpreter = Interpreter(captured.program)
     site = table.find("z", 1, "decoder" if name == "t5" else "")

@@ -21,7 +21,7 @@ import torch
 
 from conewise.anatomy.places import EdgePlace
 from conewise.anatomy.selectors import POSITIONS, Cell, SelectorLike, Selectors, as_selectors
-from conewise.arguments import Count, Samples, checked
+from conewise.arguments import Count, Samples, checked, expect
 from conewise.attributing.attribution import Attribution, attributed_together
 from conewise.attributing.pieces import HYBRID, AttributionPlan, with_steps_from
 from conewise.errors import Argument, MetricError, MissingSiteError, PromptError, SweepError
@@ -476,7 +476,7 @@ class Question(Runnable[Answer]):
 
     def story(self, model: str | None = None, command: str | None = None, forwards: Count = 0) -> Story:
         """The question in words; so many full forwards are timed for it."""
-        seconds = self._forward_times(forwards) if forwards else []
+        seconds = self._forward_times(expect("forwards", forwards, "Samples")) if forwards else []
         return Story(
             model=self.model.label if model is None else model,
             prompts=self.prompts.tokenized_pairs(),
