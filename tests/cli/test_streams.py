@@ -120,5 +120,6 @@ def test_the_command_is_there_before_anything_large_is_imported() -> None:
     assert set(done.stdout.split()) == {
         "conewise",
         "conewise.cli",
+        "conewise.cli.entry",
         "conewise.version",
     }

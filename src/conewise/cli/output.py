@@ -293,6 +293,17 @@ def expect_verified(result: Result, status: Status) -> None:
         raise typer.Exit(FAILURE)
 
 
+def plan_sentence(plan: SweepPlan) -> str:
+    """Return a plan in a sentence: worlds, computations, memory, and seconds where they are known."""
+    from conewise.arguments import shown_bytes
+
+    seconds = "" if plan.seconds is None else f", in about {plan.seconds:.2g} s"
+    return (
+        f"{plan.worlds:,} worlds take {plan.node_evaluations:,} node evaluations, {plan.ratio:.2f} times "
+        f"fewer than full re-runs, and at most {shown_bytes(plan.peak_bytes)}{seconds}."
+    )
+
+
 def show_plan(console: Console, plan: SweepPlan) -> None:
     """Print a plan as a table."""
     show_table(console, "What it would cost", ("", ""), plan.rows())

@@ -17,6 +17,7 @@ from conewise.cli.output import (
     expect_writable_file,
     files_json,
     plan_json,
+    plan_sentence,
     print_json,
     result_json,
     show_finding,
@@ -120,6 +121,7 @@ def plan_question(
         print_json(name, {**question_json(question), "plan": plan_json(found), **simulation})
         return
     console = stdout()
+    console.print(f"{plan_sentence(found)}\n", markup=False, style="bold")
     show_question(console, question, options.unit)
     show_plan(console, found)
     if paper is not None:
