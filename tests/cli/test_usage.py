@@ -52,6 +52,7 @@ EVERY = (
     "verify",
     "report",
     "trace",
+    "steer",
     "reproduce",
     "cone",
     "demo",
@@ -483,6 +484,7 @@ def test_an_option_is_declared_once_and_shared() -> None:
         "--method",  # how effects are estimated; how a circuit is found
         "--out",  # the folder of a run, of a demo, of the reproduced experiments
         "--output",  # a drawing; a page
+        "--prompt",  # the one that is traced; those that steered texts go on from
         "--source",  # what is put at a site; what removed edges carry
         "--split",  # how float32 is multiplied; which prompts of a task
         "--top",  # how many are shown; how many edges a circuit has

@@ -13,6 +13,7 @@ from conewise.cli import (
     inspecting,
     reporting,
     schemas,
+    steering,
     sweeping,
     tracing,
 )
@@ -79,7 +80,10 @@ def conewise(
     del version, debug  # the one is answered at once, the other is read by `Commands`
 
 
-MODULES = [one.__name__ for one in (sweeping, circuit_finding, inspecting, tracing, reporting, demo, schemas)]
+MODULES = [
+    one.__name__
+    for one in (sweeping, circuit_finding, inspecting, tracing, steering, reporting, demo, schemas)
+]
 for function, called in sorted(COMMANDS, key=lambda one: MODULES.index(one[0].__module__)):
     doc = help_text(function.__doc__ or "")
     app.command(function.__name__, help=doc, short_help=doc.partition("\n")[0])(called)

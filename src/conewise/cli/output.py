@@ -26,6 +26,7 @@ from conewise.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conewise.generation.result import WrittenTexts
     from conewise.jobs.progress import ProgressCallback
     from conewise.jobs.scheduling import FleetLedger
     from conewise.report.story import Story
@@ -285,7 +286,7 @@ def files_json(how: SweepOptions) -> dict[str, Path | None]:
     return {"out": how.out, "report": how.report}
 
 
-def expect_verified(result: Result, status: Status) -> None:
+def expect_verified(result: Result | WrittenTexts, status: Status) -> None:
     """End the command with exit code 1 where the result was checked and failed."""
     check = result.verification
     if check is not None and not check.ok:

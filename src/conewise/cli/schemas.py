@@ -109,6 +109,25 @@ BLOCKS = {
             out text?: The folder of the run.
             report text?: The page.
     """,
+    "steered": """
+        finding? text: The best cell in a sentence.
+        best? text?: The cell with the largest effect among those that stay fluent.
+        unpatched? text[]: What the unpatched model writes, for each prompt.
+        cells? object[+]: Layer by layer, the strengths of each in their order.
+            name text: The site and the strength.
+            effect number: The mean score less that of the unpatched texts.
+            perplexity number?: That under the unpatched model, over that of its own texts.
+            interval number?[]: Of the effect over prompts; null with one.
+            divergence integer[]: The first token that differs; -1 where none does.
+            texts text[]: What was written, for each prompt.
+        measured? @measured
+        verification? object?
+            texts count: Number of texts that were written again.
+            wrong count: Number of those that differ.
+            named text[]: Those.
+            ok flag: True if none does.
+        report? text?: The page.
+    """,
     "swept": """
         base number?: The metric in the base.
         source number?: The metric in the source.
@@ -228,6 +247,15 @@ COMMANDS = {
             cone count: The number of nodes that depend on it.
             node text: The node of the graph that it is.
     """,
+    "steer": """
+        model @model
+        prompts text[+]
+        kind text: The kind of site.
+        scales number[+]
+        count text[+]: The words that score.
+        plan anything: What it takes: texts, passes, rows, FLOPs and bytes.
+        ...steered
+    """,
     "sweep": """
         ...asked
         plan @plan
@@ -280,6 +308,7 @@ INSTEAD = {
     "circuit": ["plan", "...found"],
     "edges": ["", "...swept"],
     "report": ["cells has_cones plan", "edges"],
+    "steer": ["", "...steered"],
 }
 """Properties that stand in the place of each other."""
 

@@ -511,11 +511,14 @@ class SteeringStudy:
 
     def _strongest(self, top: int = 8) -> str:
         """Texts of the cells with the largest effects, fluent ones first, beside the unpatched one."""
+        return self.texts.side_by_side(cells=self.order()[:top])
+
+    def order(self) -> list[int]:
+        """The cells, those with the largest effects first; behind all fluent ones, the others."""
         effect, lost = self.effect.flatten(), self.lost.flatten()
-        order = sorted(
+        return sorted(
             range(len(effect)), key=lambda at: (float(lost[at]) > self.most_perplexity, -float(effect[at]))
         )
-        return self.texts.side_by_side(cells=order[:top])
 
     def report(self, path: str | Path) -> Path:
         """Write a page: the finding, strength by layer as pictures, texts side by side."""

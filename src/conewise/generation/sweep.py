@@ -48,7 +48,7 @@ from conewise.runs.generate import (
     refusing_options,
     step_patch,
 )
-from conewise.runs.interventions import OwnSources, as_intervention
+from conewise.runs.interventions import OwnSources, as_intervention, at_layer
 from conewise.runs.metric_words import logit
 from conewise.runs.run import can_be_recorded, recorder
 from conewise.runs.spreading import spread
@@ -255,8 +255,9 @@ class WritingSweep(Runnable[WrittenTexts]):
         if isinstance(place, EdgePlace):
             raise PatchError(f"{place} is an edge, which is patched in runs; texts are swept over sites.")
         if not isinstance(place, SourcedPlace):
-            return place, self.source
-        return Place(place.name, place.layer, place.stack, place.part), self.own.given[place.number]
+            return place, at_layer(self.source, place)
+        bare = Place(place.name, place.layer, place.stack, place.part)
+        return bare, at_layer(self.own.given[place.number], bare)
 
     def _patch(self, given: Place) -> CellPatch:
         """The patch of a place, for prompts of each length."""

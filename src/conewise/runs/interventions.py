@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ class Intervention(Intervening):
     expect_kind: Callable[[Place, Located], None] | None = None
     expect_base: Callable[[Sequence[Sequence[Place]], Reading], None] | None = None
     model: Captured | None = None
+    by_layer: Mapping[int, Intervention] | None = None
 
     def expect_model(self, model: Captured) -> None:
         """Raise OtherModelError where it reads runs of another model."""
@@ -120,18 +122,23 @@ def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
 
 
 @overload
-def add(vector: Tensor, scale: float = 1.0) -> Intervention: ...
+def add(vector: Tensor | Mapping[int, Tensor], scale: float = 1.0) -> Intervention: ...
 @overload
-def add(vector: Tensor, scale: Sequence[float]) -> Sources: ...
+def add(vector: Tensor | Mapping[int, Tensor], scale: Sequence[float]) -> Sources: ...
 @checked
-def add(vector: Tensor, scale: float | Sequence[float] = 1.0) -> Intervention | Sources:
+def add(
+    vector: Tensor | Mapping[int, Tensor], scale: float | Sequence[float] = 1.0
+) -> Intervention | Sources:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape.
 
-    A list of scales is an axis `scale` of a sweep, with a world for each of them at each place:
+    A mapping has a vector for each layer, `{3: v3, 4: v4}`: each site gets that of its own.
+        A list of scales is an axis `scale` of a sweep, with a world for each of them at each place:
     `model.sweep(sites, base=base, source=cw.add(vector, scale=[-1, 0, 2]), metric=metric)`.
     """
     if isinstance(scale, Sequence):
         return _by_scale(vector, scale)
+    if isinstance(vector, Mapping):
+        return _by_layer({layer: add(one, scale) for layer, one in vector.items()}, scale)
     _expect_dense(vector, "the vector to add")
     if vector.is_complex():
         raise PatchError(
@@ -161,7 +168,35 @@ def changing(name: str, change: Callable[[Tensor], Tensor], described: Sequence[
     )
 
 
-def _by_scale(vector: Tensor, scales: Sequence[float]) -> Sources:
+def _by_layer(parts: Mapping[int, Intervention], scale: float) -> Intervention:
+    """Each site's own, by its layer. Raises PatchError for a site of another layer."""
+
+    def part(place: Place, base: Reading) -> Any:
+        return at_layer(found, place).part(place, base)
+
+    described = [("add", scale), *((layer, own.shift) for layer, own in sorted(parts.items()))]
+    found = Intervention(
+        f"add(scale={scale}) by layer",
+        part,
+        tuple(itertools.chain(*described)),
+        is_function=True,
+        by_layer=dict(parts),
+    )
+    return found
+
+
+def at_layer(given: Any, place: Place) -> Any:
+    """What is put at a place: where there is a vector for each layer, that of its own."""
+    parts = getattr(given, "by_layer", None)
+    if parts is None:
+        return given
+    if place.layer not in parts:
+        known = ", ".join(map(str, sorted(parts)))
+        raise PatchError(f"there is no vector to add at {place}: those given are for the layers {known}.")
+    return parts[place.layer]
+
+
+def _by_scale(vector: Tensor | Mapping[int, Tensor], scales: Sequence[float]) -> Sources:
     """The vector at several scales. Raises PatchError for none, and for one that is named twice."""
     numbers = [expect("scale", one, "float") for one in scales]
     labels = [f"{one:g}" for one in numbers]
