@@ -24,7 +24,7 @@ from conewise.errors import CaptureError, PatchError
 from conewise.generation.recorded import LEAST_STEPS, SlotStep, has_slots, pays
 from conewise.program.calls import forward_parameters
 from conewise.program.records import ModuleCall, Program
-from conewise.runs.generate import Step, StepPatch, encoder_of, is_in
+from conewise.runs.generate import SiteReader, Step, StepPatch, encoder_of, is_in
 from conewise.sweeps.execution.cuda_graph import Record
 
 Numbers = NDArray[np.int64]
@@ -261,6 +261,13 @@ def inputs_for(module: Any, ids: Tensor, mask: Tensor, cache: Any) -> dict[str, 
     return given | ({} if encoder_of(module) is None else {"decoder_input_ids": ids})
 
 
+def decoder_start(module: Any) -> int:
+    """The token that a decoder begins with."""
+    names = ("decoder_start_token_id", "bos_token_id")
+    found = (getattr(one, name, None) for name in names for one in (module.generation_config, module.config))
+    return int(next(token for token in found if token is not None))
+
+
 # -- rows ------------------------------------------------------------------------------------------
 
 
@@ -400,7 +407,7 @@ class Decoding:
         self._reads, self._width = prompts.lengths, prompts.ids.shape[1]
         self._lengths = self._reads
         self.layer_rows: list[int] = []
-        self._step = 0
+        self._step, self._forced = 0, 0
         self._generators: dict[tuple[int, int], torch.Generator] = {}
         self._groups: dict[tuple[int, Hook], tuple[int, list[_Group]]] = {}
 
@@ -419,6 +426,40 @@ class Decoding:
                 **{**options, "max_new_tokens": self.n, "use_cache": True},
             )
         return found
+
+    @torch.no_grad()
+    def forced(self, tokens: Tensor, readers: Sequence[SiteReader] = ()) -> Tensor:
+        """Read tokens [cell, prompt, n] behind the prompts, in one pass; the logits that predict each.
+
+        Each world has its row; -1 stands behind the end of a text. Readers keep what patches left.
+        """
+        n, worlds = tokens.shape[-1], self.worlds
+        worlds.apart()
+        self._forced, given = n, self._reading(tokens.reshape(-1, n).to(self.prompts.ids.device))
+        actions = self._actions(is_apart=True)
+        for one in readers:
+            actions.append((one.hook.boundary, partial(self._read, one)))
+        with hooks_on(self.module, actions):
+            logits: Tensor = self.module(**given).logits[:, -n - 1 : -1].float()
+        return logits.reshape(*tokens.shape, -1)
+
+    def _reading(self, tokens: Tensor) -> dict[str, Any]:
+        """The arguments of a forward over the prompts and tokens behind them."""
+        at, written = torch.from_numpy(self.worlds.prompts).to(tokens.device), tokens.clamp(min=0)
+        ids, mask = self.prompts.ids[at], self.prompts.mask[at]
+        if self._encoder is None:
+            mask = torch.cat([mask, (tokens >= 0).long()], 1)
+            given = inputs_for(self.module, torch.cat([ids, written], 1), mask, None)
+        else:
+            start = written.new_full((len(written), 1), decoder_start(self.module))
+            given = inputs_for(self.module, ids, mask, None)
+            given["decoder_input_ids"], self._width = torch.cat([start, written], 1), 1
+        if "logits_to_keep" in given:
+            given["logits_to_keep"] = tokens.shape[1] + 1
+        return {**given, "use_cache": False}
+
+    def _read(self, reader: SiteReader, whole: Any) -> None:
+        reader.keep(whole, self._step_of(reader.hook, self._width, len(self.worlds), 0))
 
     def _loop(
         self,
@@ -566,19 +607,22 @@ class Decoding:
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    def _actions(self) -> list[tuple[Boundary, Callable[[Any], Any]]]:
-        """What acts in each forward: rows are selected in front of layers, then patches act."""
+    def _actions(self, *, is_apart: bool = False) -> list[tuple[Boundary, Callable[[Any], Any]]]:
+        """What acts in each forward: rows are selected in front of layers, then patches act.
+
+        Where worlds lie apart, none are selected.
+        """
         found: list[tuple[Boundary, Callable[[Any], Any]]] = []
         by_hook: dict[Hook, list[tuple[int, CellPatch]]] = defaultdict(list)
         for cell, own in enumerate(self._every):
             for patch in own:
                 by_hook[patch.hook].append((cell, patch))
         behind: dict[str, tuple[Hook | None, list[tuple[int, CellPatch]]]] = {}
+        paths = () if is_apart else self.layers.paths
         for hook in list(by_hook):
             boundary = hook.boundary
-            if boundary.is_output and boundary.call.path in self.layers.paths:
+            if boundary.is_output and boundary.call.path in paths:
                 behind[boundary.call.path] = hook, by_hook.pop(hook)
-        paths = self.layers.paths
         for level, path in enumerate(paths[1:], start=1):
             hook_patches = behind.get(paths[level - 1], (None, []))
             found.append((_boundary(path), partial(self._enter, level, *hook_patches)))
@@ -586,7 +630,7 @@ class Decoding:
             act = partial(self._leave, len(paths), *behind.get(paths[-1], (None, [])))
             found.append((_boundary(paths[-1], is_output=True), act))
         for hook, patches in by_hook.items():
-            level = self.layers.level(hook.boundary) if paths else 0
+            level = self.layers.level(hook.boundary) if self.layers.paths else 0
             found.append((hook.boundary, partial(self._act, hook, level, patches)))
         return found
 
@@ -684,5 +728,5 @@ class Decoding:
             return Step(self._program, 0, self.prompts.ids.shape[1], rows, length)
         if self._encoder is not None:
             gap, length = 0, width
-        start, stop = (0, width) if step == 0 else (width + step - 1, width + step)
+        start, stop = (0, width + self._forced) if step == 0 else (width + step - 1, width + step)
         return Step(self._program, start - gap, stop - gap, rows, length)

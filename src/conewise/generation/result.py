@@ -9,18 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from conewise.anatomy.places import PlaceLike, as_place
 from conewise.arguments import Count, Samples, Seed, checked, expect
 from conewise.errors import InputMismatchError, SweepError, describe
 from conewise.extras import needs
 from conewise.files import Format, as_path, parse_json, write_whole
 from conewise.sweeps.execution.reading import SweepLedger
 from conewise.templates import TEMPLATE, Heatmap, asset, heading, lead, macro, note, shown
+from conewise.text.tokens import token_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,6 +186,64 @@ class WrittenTexts:
                 mean = (said * is_there).sum(-1) / is_there.sum(-1)
                 found[start : start + len(rows)] = mean.neg().exp().double().cpu()
         return found.reshape(worlds, texts)
+
+    def kl(self) -> Tensor:
+        """How far each world's predictions lie from the unpatched ones, at each token of the unpatched text.
+
+        The Kullback–Leibler divergence of the patched from the unpatched distribution, n along the last axis;
+        NaN behind the end. The unpatched text is read in every world, in one pass for some worlds at a time.
+        """
+        sweep, base = self._own_sweep("the divergence"), self.ids[:1]
+        found = torch.full(self.ids.shape, math.nan, dtype=torch.float64)
+        own: Tensor | None = None
+        for worlds, logits, _ in sweep.forced(base.expand(self.ids.shape)):
+            said = torch.log_softmax(logits, -1)
+            own = said[:1] if own is None else own
+            found[worlds] = (own.exp() * (own - said)).sum(-1).double().cpu()
+        found = found.masked_fill(base < 0, math.nan)
+        shaped: Tensor = self._shaped(found[1:])
+        return shaped
+
+    def log_prob_of(self, continuation: str | Sequence[str] | Tensor) -> Tensor:
+        """The log probability of a given continuation in each world: one for all prompts, or one each.
+
+        A continuation is text, as it follows the prompt, or tokens [n] or [prompt, n].
+        """
+        sweep = self._own_sweep("the log probability")
+        tokens = _continuations(continuation, sweep.model.tokenizer, len(self.prompts))
+        found = torch.empty(self.ids.shape[:2], dtype=torch.float64)
+        for worlds, logits, _ in sweep.forced(tokens.expand(len(found), *tokens.shape)):
+            here = tokens.to(logits.device).expand(logits.shape[:-1])
+            said = torch.log_softmax(logits, -1).gather(-1, here.clamp(min=0)[..., None])[..., 0]
+            found[worlds] = (said * (here >= 0)).sum(-1).double().cpu()
+        shaped: Tensor = self._shaped(found[1:])
+        return shaped
+
+    def probe(self, place: PlaceLike, reading: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        """A probe's reading at every token that was written, n along the last axis; NaN behind the end.
+
+        `reading` is a direction, with which values at the place are multiplied; or a function of them,
+        [world, prompt, n, ...] to [world, prompt, n]. They are what the world's patches left. `[0]` of
+        `probes` is the unpatched text's.
+        """
+        return cast("Tensor", self._shaped(self.probes(place, reading)[1:]))
+
+    def probes(self, place: PlaceLike, reading: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
+        """The readings of `probe` as [world, prompt, n]; world 0 is unpatched."""
+        sweep = self._own_sweep("a probe's reading")
+        found = torch.full(self.ids.shape, math.nan, dtype=torch.float64)
+        for worlds, _, values in sweep.forced(self.ids, as_place(place)):
+            if isinstance(reading, Tensor):
+                read = values.flatten(3) @ reading.flatten().to(values.device, values.dtype)
+            else:
+                read = reading(values)
+            if not isinstance(read, Tensor) or read.shape != values.shape[:3]:
+                raise InputMismatchError(
+                    f"a probe returns a number for each token, {tuple(values.shape[:3])}, and this one "
+                    f"returned {describe(read)}."
+                )
+            found[worlds] = read.double().cpu()
+        return found.masked_fill(self.ids < 0, math.nan)
 
     def judge(self, function: Callable[[list[str]], Any]) -> Tensor:
         """Read numbers off the texts: `function` takes a list of texts and returns a number for each."""
@@ -403,6 +463,25 @@ def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
     if tokenizer is None:
         return " ".join(map(str, tokens))
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _continuations(given: Any, tokenizer: Any, prompts: int) -> Tensor:
+    """Tokens [prompt, n] of what is to follow each prompt; -1 behind the end."""
+    if isinstance(given, Tensor):
+        found = given if given.ndim == 2 else given[None].expand(prompts, -1)
+    else:
+        texts = [given] * prompts if isinstance(given, str) else list(given)
+        if tokenizer is None or not all(isinstance(one, str) for one in texts):
+            raise InputMismatchError("a continuation is text, where there is a tokenizer, or tokens [n].")
+        rows = [token_ids(tokenizer, one, add_special_tokens=False) for one in texts]
+        width = max(map(len, rows), default=0)
+        found = torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows])
+    if len(found) != prompts or not found.numel() or found.is_floating_point():
+        raise InputMismatchError(
+            f"continuations of shape {tuple(found.shape)} were given for {prompts} prompts: one token or "
+            "more for all of them, or for each."
+        )
+    return found
 
 
 def _alike(one: str, other: str) -> int:

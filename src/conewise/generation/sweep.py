@@ -31,6 +31,7 @@ from conewise.program.export import eager
 from conewise.program.foreign import within_memory
 from conewise.runs.generate import (
     Positions,
+    SiteReader,
     StepPatch,
     When,
     as_shown,
@@ -61,6 +62,9 @@ from conewise.sweeps.planning.spec import StoredCut, SweepSpec
 from conewise.sweeps.storage.provenance import Given, provenance
 from conewise.templates import aligned, heading, shown, table
 from conewise.threads import Turn, one_module, one_thread
+
+LOGITS = 4
+"""Tensors as large as the logits that reading given tokens holds: these, their logarithms, and products."""
 
 NOT_TOGETHER = (
     "num_beams",
@@ -358,20 +362,37 @@ class WritingSweep(Runnable[WrittenTexts]):
         with one_module(), eager(self.model.module), naming_dtypes(self.model.module):
             yield
 
+    def forced(self, tokens: Tensor, read: Place | None = None) -> Iterator[tuple[slice, Tensor, Any]]:
+        """Read given tokens [world, prompt, n] in their worlds, some worlds at a time: nothing is written.
+
+        Yields which worlds they are, the logits that predict the tokens, and the values that `read` names, at
+        the positions of these. The first world of `tokens` is the unpatched one.
+        """
+        worlds, prompts, n = tokens.shape
+        module = self.model.module
+        row = int(getattr(module.config.get_text_config(), "vocab_size", 1)) * n * 4 * LOGITS
+        count = max(1, DEFAULT_MEMORY // (prompts * row))
+        for start in range(0, worlds, count):
+            some = range(start, min(start + count, worlds))
+            cells = [world - 1 for world in some if world]
+            with self.model_alone():
+                decoding = self.decoding(cells)
+                reader = None if read is None else SiteReader(self.model, read)
+                # The unpatched world stands in front of each.
+                own = tokens[[0, *(cell + 1 for cell in cells)]]
+                logits = decoding.forced(own, () if reader is None else (reader,))
+            value = None if reader is None else reader.value()[:, -n:]
+            value = None if value is None else value.reshape(*own.shape, *value.shape[2:])
+            first = 0 if start == 0 else 1
+            yield slice(start, some.stop), logits[first:], None if value is None else value[first:]
+
     def said(self, tokens: Tensor, prompts: Tensor) -> Tensor:
         """The unpatched model's log probabilities of tokens [text, n] behind the prompts of these numbers."""
-        module, n, written = self.model.module, tokens.shape[1], tokens.clamp(min=0)
-        ids, mask = self.prompts.ids[prompts], self.prompts.mask[prompts]
-        if self._encoder is None:
-            mask = torch.cat([mask, (tokens >= 0).long()], 1)
-            given = inputs_for(module, torch.cat([ids, written], 1), mask, None)
-        else:
-            start = written.new_full((len(written), 1), decoder_start(module))
-            given = inputs_for(module, ids, mask, None)
-            given["decoder_input_ids"] = torch.cat([start, written], 1)
-        given.pop("logits_to_keep", None)
-        logits = module(**{**given, "use_cache": False}).logits[:, -n - 1 : -1].float()
-        found: Tensor = torch.log_softmax(logits, -1).gather(-1, written[..., None])[..., 0]
+        known = Prompts(self.prompts.ids[prompts], self.prompts.mask[prompts])
+        module, how = self.model.module, self.writing
+        unpatched = Decoding(module, self.model.program, self.layers, known, [], how.n, how.seed)
+        logits = unpatched.forced(tokens[None])[0]
+        found: Tensor = torch.log_softmax(logits, -1).gather(-1, tokens.clamp(min=0)[..., None])[..., 0]
         return found
 
     # -- plan ----------------------------------------------------------------------------------
@@ -493,13 +514,6 @@ def conversation(base: Any, tokenizer: Any) -> Any:
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     return {"input_ids": ids, "attention_mask": mask}
-
-
-def decoder_start(module: Any) -> int:
-    """The token that a decoder begins with."""
-    names = ("decoder_start_token_id", "bos_token_id")
-    found = (getattr(one, name, None) for name in names for one in (module.generation_config, module.config))
-    return int(next(token for token in found if token is not None))
 
 
 def counted_from_start(place: Place, length: int) -> Place:

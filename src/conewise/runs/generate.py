@@ -147,7 +147,7 @@ def _patched(
     reading: Step,
     start: int,
     patches: Mapping[Hook, Sequence[StepPatch]],
-    readings: Sequence[_Reading] = (),
+    readings: Sequence[SiteReader] = (),
 ) -> AbstractContextManager[None]:
     """Let patches act while a module writes, each at its hook, in the order in which they were given.
 
@@ -185,7 +185,7 @@ def _patched(
     def now(hook: Hook) -> Step:
         return reading if is_in(hook.boundary.call.path, encoder) else step
 
-    def keep(one: _Reading, whole: Any) -> None:
+    def keep(one: SiteReader, whole: Any) -> None:
         one.keep(whole, now(one.hook))
 
     actions = [(one.boundary, partial(act, one, own)) for one, own in patches.items()]
@@ -203,7 +203,7 @@ def past_length(kwargs: Mapping[str, Any]) -> int:
     return int(at[0]) if isinstance(at, Tensor) and at.numel() else 0
 
 
-class _Reading:
+class SiteReader:
     """What stands at a place in all forwards of a module that writes, put together along the positions."""
 
     def __init__(self, model: Captured, place: Place) -> None:
@@ -398,7 +398,7 @@ def generate(
         )
     for patch in made:
         expect_reached(patch.place, length if patch in reads else start + n - 1)
-    readings = [_Reading(model, place) for at in _places(read) for place in model.each_call([at])]
+    readings = [SiteReader(model, place) for at in _places(read) for place in model.each_call([at])]
     if readings and (options.get("num_beams") or 1) > 1:
         raise InputMismatchError(
             "a search by beams reorders its rows, so that values read on the way are not those of the texts: "
