@@ -51,7 +51,14 @@ def path_of(name: str, stack: str, layer: int) -> str:
 
 
 def alone(
-    name: str, ids: Tensor, path: str | None, change: Callable[[Tensor], Tensor], **options: Any
+    name: str,
+    ids: Tensor,
+    path: str | None,
+    change: Callable[[Tensor], Tensor],
+    *,
+    seed: int = 3,
+    n: int = N,
+    **options: Any,
 ) -> list[int]:
     module: Any = model_of(name).module
     part = module.get_submodule(path or "")
@@ -60,9 +67,9 @@ def alone(
         return change(out) if isinstance(out, Tensor) else (change(out[0]), *out[1:])
 
     handle = part.register_forward_hook(act) if path else None
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     try:
-        found = module.generate(ids[None], max_new_tokens=N, **{"do_sample": False, **options})
+        found = module.generate(ids[None], max_new_tokens=n, **{"do_sample": False, **options})
     finally:
         if handle is not None:
             handle.remove()
