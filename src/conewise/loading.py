@@ -33,7 +33,7 @@ from conewise.extras import Late, expect
 from conewise.files import as_path, is_there, read_json
 from conewise.model import Model
 from conewise.models import tiny
-from conewise.models.gguf import check_complete, converted
+from conewise.models.gguf import check_complete, converted, in_blocks
 from conewise.models.groups import split_groups as with_split_groups
 from conewise.models.model_files import (
     Find,
@@ -210,6 +210,9 @@ def _loaded(name: str, options: _Options) -> Model:
         return _from_folder(path, name, f"the folder {path}", options, is_own=False)
     if is_there(path, Path.is_file):
         options.refuse_revision(name)
+        if options.streams is not None and (made := _from_gguf(path, options)) is not None:
+            source = f"the GGUF file {path}, dequantised as it is used"
+            return Model._loaded(made[0], made[1], name, source, None)
         source = f"the GGUF file {path}, dequantised"
         return _from_folder(converted(path, options.progress), name, source, options)
     # What can only be meant as a path is no name of the hub.
@@ -511,7 +514,7 @@ def _from_files(name: str, config: Any, options: _Options, find: Find) -> Any:
     floats = [one.dtype for one in stored.values() if one.dtype.is_floating_point]
     dtype = options.dtype or getattr(config, "dtype", None) or next(iter(floats), torch.float32)
     how = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
-    made = built(_class_for(config), config, stored, dtype, **how)
+    made = built(lambda: _class_for(config)._from_config(config, dtype=dtype, **how), stored, dtype)
     if made is None:
         return None
     module, found = made
@@ -520,6 +523,26 @@ def _from_files(name: str, config: Any, options: _Options, find: Find) -> Any:
     with suppress(OSError, ValueError):
         module.generation_config = transformers.GenerationConfig.from_pretrained(name, **options.origin)
     return module
+
+
+def _from_gguf(path: Path, options: _Options) -> Any:
+    """The module whose weights stream from the blocks of a GGUF file, and its tokenizer.
+
+    None where the file has its weights otherwise than the module does, in more than their names and rows.
+    """
+    assert options.streams is not None
+    if (held := in_blocks(path)) is None:
+        return None
+    config, stored, tokenizer = held
+    dtype = options.dtype or torch.float32
+    how = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
+    auto = transformers.AutoModelForCausalLM
+    made = built(lambda: auto.from_config(config, dtype=dtype, **how), stored, dtype)
+    if made is None:
+        return None
+    module, found = made
+    stream_files(module, found, options.streams)
+    return module, tokenizer()
 
 
 def _streaming(module: Any, device: torch.device) -> Any:

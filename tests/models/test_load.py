@@ -306,6 +306,25 @@ def test_quantised_weights_are_dequantised_to_float32(storage: str, own_cache: P
     assert_same_weights(load(path).module, original)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_streams_from_its_blocks_with_the_numbers_of_the_loaded_one(
+    tied: bool, own_cache: Path, tmp_path: Path
+) -> None:
+    storage = gguf.GGMLQuantizationType.Q4_0
+    path = write_gguf(small_llama(tied=tied), tmp_path / "small.gguf", storage=storage)
+
+    streamed = load(path, weights="stream")
+
+    assert not own_cache.exists()  # nothing was converted
+    loaded = load(path)
+    ids = torch.arange(2, 8)[None]
+    with torch.no_grad():
+        found, expected = (one.module(ids, use_cache=False).logits for one in (streamed, loaded))
+    assert torch.equal(found, expected)
+    assert streamed.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+    assert "dequantised as it is used" in streamed.origin
+
+
 def test_a_tied_embedding_that_is_most_of_a_gguf_file_counts_once(own_cache: Path, tmp_path: Path) -> None:
     """It is registered each time it is made, filled and tied: many times the weights in the file."""
     original = small_llama(layers=1, unused=12_000, width=256)

@@ -1,16 +1,16 @@
-"""Weights that are elsewhere, or no plain tensors: refused. Hooks that move values, wrappers: captured."""
+"""Weights that are elsewhere or packed: refused. Hooks that move values, wrappers, quantised: captured."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing._internal.two_tensor import TwoTensor
 
 import conewise as cw
-from conewise.errors import CaptureError
+from conewise.errors import CaptureError, WeightsChangedError
 from tests.program.zoo import ZOO
 from tests.runs.state import assert_untouched, state_of
 
@@ -56,10 +56,8 @@ def test_inputs_that_lie_elsewhere_are_refused(module: nn.Module) -> None:
 def test_weights_that_were_offloaded_for_several_devices_are_refused(module: nn.Module) -> None:
     accelerate: Any = pytest.importorskip("accelerate")
     accelerate.cpu_offload(module, torch.device("cpu"))
-    module.second._hf_hook.hooks[-1].execution_device = "meta"  # type: ignore[union-attr]
-    with pytest.raises(
-        CaptureError, match="offloaded by accelerate for cpu, meta, and weights stream to one"
-    ):
+    vars(module.get_submodule("second"))["_hf_hook"].execution_device = torch.device("meta")
+    with pytest.raises(CaptureError, match="offloaded by accelerate for cpu, meta, and weights stream"):
         cw.capture(module, torch.ones(2, 4))
 
 
@@ -75,13 +73,82 @@ def test_a_module_that_accelerate_dispatched_is_captured_with_its_hooks(module: 
     assert_untouched(module, before)
 
 
-def test_weights_that_wrap_other_tensors_are_refused(module: nn.Module) -> None:
-    weight = module.get_parameter("second.weight").detach()
-    module.second.weight = nn.Parameter(TwoTensor(weight, weight))  # type: ignore[no-untyped-call, union-attr]
+class Int8(Tensor):
+    """A weight as torchao's: whole numbers and a scale for each row, by which `linear` multiplies."""
+
+    numbers: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, scale: Tensor) -> Int8:
+        made: Int8 = Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
+        made.numbers, made.scale = numbers, scale
+        return made
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Int8:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return cls((weight / scale).round().to(torch.int8), scale)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, Tensor], *_: Any) -> Int8:
+        return cls(inner["numbers"], inner["scale"])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear:
+            x, weight, *bias = args
+            found = (x @ weight.numbers.to(x.dtype).t()) * weight.scale.t()
+            return found + bias[0] if bias and bias[0] is not None else found
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in {torch.ops.aten.detach, torch.ops.aten.alias, torch.ops.aten.clone}:
+            return cls(*(func(one, **(kwargs or {})) for one in (args[0].numbers, args[0].scale)))
+        raise NotImplementedError(func)
+
+
+def test_quantised_weights_that_wrap_others_are_computed_with_as_they_are() -> None:
+    module = ZOO["llama"].make("sdpa")
+    for part in list(module.modules()):
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(Int8.of(part.weight.detach()), requires_grad=False)
+    inputs, other = ZOO["llama"].example(1, 6), ZOO["llama"].example(1, 6)
+    other["input_ids"] = (other["input_ids"] + 1) % 7
+
+    model = cw.capture(module, **ZOO["llama"].example(2, 6))
+
+    assert model.fidelity.bitwise
+    assert model.verify()
+    sweep = model.sweep(
+        cw.sites("z", layer=":", head=":"), base=inputs, source=other, metric=cw.logit_diff(3, 5)
+    )
+    result = sweep.run(evaluator="wavefront")
+    assert torch.allclose(result.values, sweep.run(evaluator="serial").values, atol=1e-5)
+    assert result.verify(n=2)
+    with torch.no_grad():
+        weight: Any = next(part for part in module.modules() if isinstance(part, nn.Linear)).weight
+        weight.numbers[0, 0] += 1
+    with pytest.raises(WeightsChangedError, match="were written to after"):
+        result.verify(n=2)
+
+
+def test_weights_that_nothing_shows_are_refused_by_the_name_of_who_made_them(module: nn.Module) -> None:
+    quantise: Any = torch.ao.quantization.quantize_dynamic
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = quantise(module, {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(
-        CaptureError, match=r"weight 'second.weight' of Two is a .*TwoTensor, which wraps other"
+        CaptureError, match=r"'first' of Two is a torch.ao.*torchao, whose weights are tensors"
     ):
-        cw.capture(module, torch.ones(2, 4))
+        cw.capture(packed, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -21,6 +24,8 @@ from conewise.errors import LoadError, warn
 from conewise.extras import Late, expect, needs
 from conewise.models.model_files import WeightCount, bounded, cached, check_counts
 from conewise.program.foreign import brief, quiet, translating
+from conewise.program.streamed_modules import Stored
+from conewise.program.streaming import FilePart, HostPart
 
 expect("hf", "transformers")
 transformers: Any = Late("hf", "transformers")
@@ -45,6 +50,8 @@ class Header:
     settings: dict[str, Any]
     tensors: tuple[str, ...]
     storage: str
+    lying: tuple[Any, ...] = ()
+    """The tensors as `gguf` reads them: where each lies, and how it is stored."""
 
     @property
     def architecture(self) -> str:
@@ -95,6 +102,7 @@ def read_header(path: Path) -> Header:
             settings,
             tuple(t.name for t in reader.tensors),
             " and ".join(n for n, _ in storage.most_common(2)),
+            tuple(reader.tensors),
         )
         _ = header.architecture
     return header
@@ -124,6 +132,91 @@ def _convert(path: Path, folder: Path, progress: Callable[[str], None]) -> None:
             tokenizer.save_pretrained(folder)
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix in the blocks of a GGUF file, read as float32: rows of `columns` numbers, in this order.
+
+    `kind` is its quantisation, by number, and a row takes `row_bytes`.
+    """
+
+    part: FilePart
+    kind: int
+    columns: int
+    row_bytes: int
+    order: np.ndarray[Any, Any]
+
+    def read(self, out: Any, at: int) -> None:
+        """Fill `out` with the bytes from `at` on, dequantised. Raises LoadError."""
+        from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415  # for this alone
+
+        first, count = at // 4, len(out) // 4
+        rows = self.order[first // self.columns : -(-(first + count) // self.columns)]
+        begin, end = int(rows.min()), int(rows.max()) + 1
+        held = np.empty((end - begin, self.row_bytes), np.uint8)
+        self.part.read(held.reshape(-1), begin * self.row_bytes)
+        found = dequantize(held[rows - begin], GGMLQuantizationType(self.kind)).reshape(-1)
+        skipped = first % self.columns
+        np.copyto(out, np.ascontiguousarray(found[skipped : skipped + count], np.float32).view(np.uint8))
+
+    @property
+    def address(self) -> int:
+        """Zero: it is dequantised into memory of its own."""
+        return 0
+
+    def stamp(self) -> int:
+        """The file's size and the time of its last change."""
+        return self.part.stamp()
+
+
+def in_blocks(path: Path) -> tuple[Any, dict[str, Stored], Callable[[], Any]] | None:
+    """The configuration of a GGUF file, where each weight lies in it, and what reads its tokenizer.
+
+    None where transformers makes more of a matrix than another order of its rows.
+    """
+    if not is_gguf(path):
+        return None
+    expect("hf", "gguf")
+    from transformers import modeling_gguf_pytorch_utils as theirs  # noqa: PLC0415
+
+    header = read_header(path)
+    config = _config(path, header)
+    with translating(lambda error: _damaged(path, error)), quiet():
+        kind = theirs.TENSOR_PROCESSORS.get(header.architecture, theirs.TensorProcessor)
+        processor: Any = kind(config=config.to_dict())  # type: ignore[no-untyped-call]
+        with torch.device("meta"):
+            module = transformers.AutoModelForCausalLM.from_config(config)
+        names = theirs.get_gguf_hf_weights_map(module, processor)
+        found: dict[str, Stored] = {}
+        for one in header.lying:
+            name, shape = names.get(one.name), tuple(int(size) for size in reversed(one.shape))
+            if name is None:
+                continue
+            process = partial(
+                processor.process,
+                name=one.name,
+                tensor_key_mapping=names,
+                parsed_parameters={"tensors": {}},
+            )
+            count, size = (1, *shape) if len(shape) == 1 else (shape[0], math.prod(shape[1:]))
+            part = FilePart(path, int(one.data_offset))
+            row_bytes = int(one.n_bytes) // count
+            blocks = Blocks(part, int(one.tensor_type), size, row_bytes, np.arange(count))
+            if len(shape) == 1:
+                values = np.empty(size, np.float32)
+                blocks.read(values.view(np.uint8), 0)
+                value = np.ascontiguousarray(process(weights=values).weights, np.float32)
+                found[name] = Stored(HostPart(torch.from_numpy(value)), torch.float32, tuple(value.shape))
+                continue
+            rows = np.arange(count, dtype=np.float32)[:, None]
+            made = process(weights=rows)
+            order = made.weights
+            is_moved = order is not None and order.shape == rows.shape and made.name == one.name
+            if len(shape) != 2 or not is_moved or not np.array_equal(np.sort(order, axis=0), rows):
+                return None
+            found[name] = Stored(replace(blocks, order=order[:, 0].astype(np.int64)), torch.float32, shape)
+    return config, found, lambda: _tokenizer(path, header)
 
 
 def _held(path: Path, header: Header) -> WeightCount:

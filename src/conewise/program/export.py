@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.func import functional_call
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from conewise.anatomy.dimensions import find_dimensions
@@ -69,15 +68,25 @@ def expect_values(module: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
 
 
 def expect_plain(module: nn.Module) -> None:
-    """Raise CaptureError where weights are tensors that wrap others, as those that torchao quantised."""
-    held: Iterable[tuple[str, object]] = (*module.named_parameters(), *module.named_buffers())
-    for name, tensor in held:
-        if is_traceable_wrapper_subclass(tensor):
-            kind = type(tensor)
+    """Raise CaptureError where weights are spread over processes, or packed so that nothing shows them.
+
+    Weights that wrap others, as those that torchao quantised, are computed with as they are.
+    """
+    name = type(module).__name__
+    for path, one in module.named_parameters():
+        if type(one).__name__ == "DTensor":
             raise CaptureError(
-                f"the weight {name!r} of {type(module).__name__} is a {kind.__module__}.{kind.__qualname__}, "
-                "which wraps other tensors: quantised or distributed weights. A graph holds plain tensors, "
-                "whose bits it reads to notice changes. Load the model without that, in bfloat16 for one."
+                f"the weight {path!r} of {name} is a DTensor: a part of it lies in each "
+                "of several processes. A graph holds whole weights: load the model in one process, with "
+                "`device_map` where it takes several devices."
+            )
+    for path, part in module.named_modules():
+        if type(part).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
+            raise CaptureError(
+                f"{path!r} of {name} is a {type(part).__module__}.{type(part).__qualname__}: torch.ao packs "
+                "its weights into an object that shows neither numbers nor operations, and torch.export does "
+                "not trace it. Capture the model before it is quantised, or quantise it with torchao, whose "
+                "weights are tensors."
             )
 
 

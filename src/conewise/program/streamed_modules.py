@@ -113,15 +113,15 @@ def without_parameters() -> Iterator[None]:
         hook.remove()
 
 
-def built(kind: Any, config: Any, stored: Mapping[str, Stored], dtype: torch.dtype, **how: Any) -> Any:
-    """The module of a configuration, with its weights on the meta device, and where these are stored.
+def built(make: Callable[[], Any], stored: Mapping[str, Stored], dtype: torch.dtype) -> Any:
+    """The module that `make` returns, with its weights on the meta device, and where these are stored.
 
     None where the names in the files are not those of its weights: then transformers makes others of them.
     """
-    if getattr(kind, "_keep_in_fp32_modules", None) and dtype.itemsize == 2:
-        return None
     with without_parameters():
-        module = kind._from_config(config, dtype=dtype, **how)
+        module = make()
+    if getattr(module, "_keep_in_fp32_modules", None) and dtype.itemsize == 2:
+        return None
     module.tie_weights()
     names = _found(module, stored)
     return None if names is None else (module.eval(), names)

@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from conewise.errors import Argument, InputMismatchError, LoadError, PatchError
 from conewise.program.records import COPIES, REARRANGEMENTS, SELECTIONS, Program
 from conewise.program.rehearsal import is_rehearsal
+from conewise.program.tensors import is_wrapper
 
 ALIGNED = 512
 """The bytes at whose multiples the places of weights begin in a ring."""
@@ -706,31 +707,42 @@ def _rows(name: str, args: Any, kwargs: Any, weight: Streamed) -> Tensor | None:
 
 
 @contextmanager
-def standing_in(module: nn.Module) -> Iterator[dict[int, Streamed]]:
-    """Let tensors in the memory of the ring stand for streamed weights while a module is traced.
+def standing_in(module: nn.Module) -> Iterator[dict[int, Tensor]]:
+    """Let plain tensors stand for streamed weights, and for those that wrap others, while a module is traced.
 
-    A trace reads shapes and strides, and no number. The result has the streamed weights by the identities of
-    what stands for them.
+    A trace reads shapes and strides, and no number: they all lie in the same memory. The result has the
+    weights by the identities of what stands for them.
     """
-    made: dict[int, nn.Parameter] = {}
-    back: dict[int, Streamed] = {}
-    held: list[tuple[dict[str, Any], str, Any]] = []
+    tables: list[dict[str, Any]] = [
+        table for part in module.modules() for table in (part._parameters, part._buffers)
+    ]
+    held: list[tuple[dict[str, Any], str, Any]] = [
+        (table, name, weight)
+        for table in tables
+        for name, weight in table.items()
+        if isinstance(weight, Streamed) or is_wrapper(weight)
+    ]
+    wrapping = {id(weight): weight for _, _, weight in held if not isinstance(weight, Streamed)}
+    rooms = {
+        device: torch.empty(max(w.nbytes for w in wrapping.values()), dtype=torch.uint8, device=device)
+        for device in {weight.device for weight in wrapping.values()}
+    }
+    made: dict[int, Tensor] = {}
     try:
-        for part in module.modules():
-            table: dict[str, Any] = part._parameters
-            for name, weight in table.items():
+        for table, name, weight in held:
+            if id(weight) not in made:
                 if isinstance(weight, Streamed):
-                    if id(weight) not in made:
-                        room = weight.stream.room_of(weight.number)
-                        made[id(weight)] = nn.Parameter(room, requires_grad=weight.requires_grad)
-                        back[id(made[id(weight)])] = weight
-                    held.append((table, name, weight))
-        for one, name, weight in held:
-            one[name] = made[id(weight)]
-        yield back
+                    room = weight.stream.room_of(weight.number)
+                else:
+                    flat = rooms[weight.device][: weight.numel() * weight.itemsize].view(weight.dtype)
+                    room = torch.utils.dlpack.from_dlpack(flat.view(weight.shape))
+                is_parameter = isinstance(weight, nn.Parameter)
+                made[id(weight)] = nn.Parameter(room, weight.requires_grad) if is_parameter else room
+            table[name] = made[id(weight)]
+        yield {id(made[id(weight)]): weight for _, _, weight in held}
     finally:
-        for one, name, weight in held:
-            one[name] = weight
+        for table, name, weight in held:
+            table[name] = weight
 
 
 class Reads:

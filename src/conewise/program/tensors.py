@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from conewise.errors import Argument, SweepError
 
 Tensor = torch.Tensor
+
+is_wrapper: Callable[[object], bool] = is_traceable_wrapper_subclass
+"""True for a tensor that wraps plain ones, as quantised weights do."""
 
 
 def computing() -> AbstractContextManager[None]:
@@ -48,6 +52,13 @@ def as_constant(value: Any) -> Any:
 def copy_of(value: Tensor) -> Tensor:
     """A copy that shares no memory with `value`, of the same strides."""
     return value.detach().clone()
+
+
+def inner_tensors(value: Any) -> list[Tensor]:
+    """The plain tensors that a tensor wraps, as a quantised weight does; of a plain one, itself."""
+    if not is_wrapper(value):
+        return [value]
+    return [one for name in value.__tensor_flatten__()[0] for one in inner_tensors(getattr(value, name))]
 
 
 def brought(value: Tensor, device: torch.device) -> Tensor:

@@ -44,8 +44,12 @@ DIRECT: Mapping[Callable[..., Any], Callable[..., Any]] = {
     _aten.permute.default: torch.permute,
     _aten.unsqueeze.default: torch.unsqueeze,
     _aten.layer_norm.default: torch.layer_norm,
+    _aten.linear.default: torch.nn.functional.linear,
 }
-"""The same operations, where torch has a shorter way to them: for views the way is most of their cost."""
+"""The same operations, where torch has a shorter way to them: for views the way is most of their cost.
+
+Quantised weights know `linear` by the name that modules call it by.
+"""
 
 
 def form_of(record: Record) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:

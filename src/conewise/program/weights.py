@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from conewise.errors import WeightsChangedError
 from conewise.program.module_state import ModuleState, Unbuilt
 from conewise.program.records import Program
 from conewise.program.rehearsal import with_numbers
 from conewise.program.streaming import Streamed
-from conewise.program.tensors import writes_to
+from conewise.program.tensors import inner_tensors, is_wrapper, writes_to
 from conewise.program.walk import bitwise_same
 from conewise.threads import one_module, own_settings
 
@@ -103,15 +102,16 @@ class Weights:
         A module that was not built yet, as that of a program from the cache, is None; see `attach`.
         """
         self._model = program.module_name
-        self._names = [" = ".join(map(repr, (source.name, *source.aliases))) for source in program.sources]
-        self._tensors = [source.value for source in program.sources]
+        parts = [(source, one) for source in program.sources for one in inner_tensors(source.value)]
+        self._names = [" = ".join(map(repr, (source.name, *source.aliases))) for source, _ in parts]
+        self._tensors = [one for _, one in parts]
         self._forms = [_form(tensor) for tensor in self._tensors]
         self._kinds = _kinds(self._tensors)
         # Streamed ones have no bits here: what they lie in says whether it was changed.
         self._streamed = {n: one for n, one in enumerate(self._tensors) if isinstance(one, Streamed)}
         self._read = [_NOTHING if n in self._streamed else one for n, one in enumerate(self._tensors)]
         self._are_counted = not any(map(Tensor.is_inference, self._read))
-        self._all_paths = [(path, n) for n, s in enumerate(program.sources) for path in (s.name, *s.aliases)]
+        self._all_paths = [(path, s.value) for s in program.sources for path in (s.name, *s.aliases)]
         self.attach(module, state)
         self._readers: tuple[tuple[int, ...], _Reader | _Glance, _Reader] | None = None
         self._known: Contents | None = None
@@ -120,7 +120,7 @@ class Weights:
         """Look at this module from now on, whose tensors they are."""
         self._module, self._state = module, state
         # A constant that export lifted out of the code has no name in the module.
-        self._paths = [(path, n) for path, n in self._all_paths if _at(module, path) is self._tensors[n]]
+        self._paths = [(path, one) for path, one in self._all_paths if _at(module, path) is one]
         self._are_replaced = False  # by others of the same bits, which may be written to
 
     @property
@@ -213,18 +213,17 @@ class Weights:
 
     @one_module()  # a thread that traces the module has other tensors in it meanwhile
     def _expect_same_tensors(self) -> None:
-        found = [(path, _at(self._module, path), number) for path, number in self._paths]
-        self._are_replaced = any(now is not self._tensors[number] for _, now, number in found)
-        for path, now, number in found if self._are_replaced else ():
-            captured = self._tensors[number]
+        found = [(path, _at(self._module, path), captured) for path, captured in self._paths]
+        self._are_replaced = any(now is not captured for _, now, captured in found)
+        for path, now, captured in found if self._are_replaced else ():
             if now is captured:
                 continue
             if not isinstance(now, Tensor):
                 raise WeightsChangedError(
                     f"{path!r} of {self._model} is gone since the capture. {_CAPTURE_AGAIN}"
                 )
-            is_plain = now.layout is torch.strided and not is_traceable_wrapper_subclass(now)
-            if not is_plain or _form(now) != self._forms[number] or not bitwise_same(now, captured):
+            is_plain = now.layout is torch.strided and not is_wrapper(now)
+            if not is_plain or _form(now) != _form(captured) or not bitwise_same(now, captured):
                 raise WeightsChangedError(
                     f"{path!r} of {self._model} was replaced by another tensor after the capture, and the "
                     f"captured model still has the old one. {_CAPTURE_AGAIN} Or write into the old one: "

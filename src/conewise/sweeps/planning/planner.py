@@ -19,7 +19,7 @@ from conewise.errors import Argument, SweepError
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.sizes import has_unbacked
 from conewise.program.streaming import reads_of
-from conewise.program.tensors import Tensor, computing
+from conewise.program.tensors import Tensor, computing, is_wrapper
 from conewise.program.walk import Rule, output_names
 from conewise.program.weights import Sums
 from conewise.runs.captured import Captured
@@ -324,4 +324,6 @@ def is_product(target: str, facts: ModelFacts, shape: ShapeFacts) -> bool:
         and len(record.inputs) == len(record.args)
         and shape.layout.varying.isdisjoint(record.inputs[1:])
         and facts.read.ends_in_tokens(target)
+        # Rows of a quantised weight are not taken out of it.
+        and not is_wrapper(facts.program.source_values.get(record.inputs[1]))
     )
