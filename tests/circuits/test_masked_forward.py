@@ -10,6 +10,7 @@ import conewise as cw
 from conewise.circuits.masked_forward import Ablated, Forward, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import Mask, edge_facts
+from conewise.runs.metric_words import as_metrics
 from tests.circuits.removed_oracle import KINDS
 from tests.circuits.small_models import Small, small
 
@@ -154,3 +155,38 @@ def test_a_metric_of_all_positions_and_one_of_all_outputs() -> None:
     for metric in (cw.cross_entropy(targets), cw.metric(loss, key="mean loss")):
         found = PrunedForward(facts, base, ablated, metric).values(removed)
         assert found == pytest.approx(MaskedForward(facts, base, ablated, metric).values(removed), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_metrics_of_sites_in_worlds_with_removed_edges_as_in_plain_pytorch(name: str) -> None:
+    """The output of an MLP, and what a head writes: edges into what lies behind them change nothing."""
+    given = small(name)
+    facts, removed = edge_facts(given.model), random_masks(given, 5)
+    writers, readers = facts.components.writers, facts.components.readers
+    ablated, parts = Ablated(facts, "resample", given.base, given.source), given.plain.forward(given.other)[1]
+    width = given.base["mlp_out", 0].shape[-1]
+    direction = torch.randn(width, generator=torch.Generator().manual_seed(0))
+    for layer in range(given.model.n_layers):
+        site = cw.read(cw.site("mlp_out", layer=layer, pos=-1), direction=direction)
+        (metric,) = as_metrics(site, given.model)
+        found = MaskedForward(facts, given.base, ablated, metric).values(removed)
+        for row, world in zip(found, removed, strict=True):
+            lost = {(writers[w].name, readers[r].name) for r, w in np.argwhere(world)}
+            own = given.plain.forward(given.ids, lost, parts)[1][f"m{layer}"].float()
+            assert row.tolist() == pytest.approx((own[:, -1] @ direction).tolist(), abs=2e-4)
+
+
+def test_a_circuit_of_a_site_has_edges_in_front_of_it_alone() -> None:
+    """ACDC whose metric is read inside the model: each kept edge matters to it, as the oracle has it."""
+    given = small("gpt2")
+    direction = torch.randn(given.base["mlp_out", 0].shape[-1], generator=torch.Generator().manual_seed(0))
+    metric = cw.read(cw.site("mlp_out", layer=1, pos=-1), direction=direction)
+    asked = {"base": given.base, "source": given.source, "metric": metric}
+    found = given.model.find_circuit(**asked, threshold=1e-3, harm="either").run(progress=False)
+    readers = {edge.partition("->")[2].partition("<")[0] for edge in map(str, found.edges)}
+    assert readers
+    assert all(one in {"m0", "m1"} or one.startswith(("a0.", "a1.")) for one in readers)
+    parts, edges = given.plain.forward(given.other)[1], set(given.plain.edges())
+    kept = {tuple(edge.split("->")) for edge in map(str, found.edges)}
+    without = given.plain.forward(given.ids, edges - kept, parts)[1]["m1"].float()[:, -1] @ direction
+    assert float(found.evaluate(**asked).circuit) == pytest.approx(float(without.mean()), abs=2e-4)

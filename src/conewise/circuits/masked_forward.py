@@ -310,7 +310,8 @@ class MaskedForward:
         self.stages = stages_of(self.components.readers)
         self.node_evaluations = 0
         self.epsilon = torch.finfo(ablated.at(self.components.readers[-1].entry).dtype).eps
-        self.moved = moved_by(facts)
+        # What is read inside the model may be read of any component, whoever else reads that.
+        self.moved = tuple(() for _ in self.components.readers) if metric.reads else moved_by(facts)
         self._facts, self._model = facts, model
         self._read = reader(base)
         self._values = StackedValues(model.program)

@@ -182,7 +182,8 @@ class CircuitQuestion:
                 templates=self.templates,
                 constants=self.constants,
             )
-            is_fast = facts.parts.is_carried_unchanged and can_stack(self.base)
+            # A metric of sites is read off all nodes; the fast way knows what leads to the logits.
+            is_fast = facts.parts.is_carried_unchanged and can_stack(self.base) and not self.metric.reads
             chosen = kind or (PrunedForward if is_fast else MaskedForward)
             own = chosen(facts, self.base, ablated, self.metric, self.max_memory)
             yield own if pool is None else checked.enter_context(pool.forward(self, own))

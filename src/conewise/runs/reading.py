@@ -203,7 +203,9 @@ class RunWorld(Reading):
         places = list(place) if isinstance(place, Places) else [as_place(place)]
         for one in self.model.each_call(places):
             found = self.model.locate(one)
-            whole = self._parent._present(found)
+            self._parent._check_lent()
+            with self._read_inside():  # every bit is looked at when what is made of it is read
+                whole = self._parent._present(found)
             part = self._part(one, found, value, whole)
             parameters = trained_by(part if isinstance(value, Intervening) else value, self.model.module)
             if isinstance(part, Tensor):
@@ -290,10 +292,10 @@ class RunWorld(Reading):
         """True if something with parameters is patched here or above: values have gradients by them."""
         return bool(self._trained()) or super()._is_recorded
 
-    def _values(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
+    def _demanded(self, nodes: tuple[str, ...]) -> tuple[Any, ...]:
         self._settle()
         try:
-            return super()._values(nodes)
+            return super()._demanded(nodes)
         except OpError as error:
             if isinstance(error.__cause__, PatchError):
                 raise error.__cause__ from None

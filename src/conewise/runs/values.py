@@ -322,10 +322,15 @@ class Values:
         self._check_lent()
         self.model.weights.expect_captured()
         before = self._computed()
-        values = self._demanded(nodes)
+        with self._read_inside():
+            values = self._demanded(nodes)
         if self._computed() != before:
             self._check_bits()
         return values
+
+    def _read_inside(self) -> AbstractContextManager[None]:
+        """Look for no writes in this world and those above: whoever reads here looks before and after."""
+        return self.trusted() if self._parent is None else self._parent._read_inside()
 
     @property
     def _is_recorded(self) -> bool:

@@ -156,8 +156,8 @@ class Labels:
         """Cross-entropy of the labels, [world, prompt]."""
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         labels = self.now.expand(wide.shape[:2])
-        picked = wide.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        return wide.logsumexp(-1) - picked
+        losses = torch.nn.functional.cross_entropy(wide.flatten(0, 1), labels.flatten(), reduction="none")
+        return losses.view(labels.shape)
 
     def right(self, logits: Tensor) -> Tensor:
         """True where the label has the largest logit, [world, prompt]."""
