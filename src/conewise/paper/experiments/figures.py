@@ -17,6 +17,7 @@ with needs("plots"):
 BLUE, ORANGE, GREEN, PINK, RED, SKY = "#2b8ccd", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 GREY = "#8a8f98"
+PROFILES = ("output-heavy", "input-heavy")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up")
 
 
@@ -110,9 +111,23 @@ def _axis(
     return more
 
 
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Drawing, Result], None]]] = {}
+"""The titles of the panels of each experiment's figure, and the function that draws it, by its name."""
+
+
+def _figure(*titles: str) -> Callable[[Callable[[Drawing, Result], None]], None]:
+    def entered(draw: Callable[[Drawing, Result], None]) -> None:
+        FIGURES[draw.__name__.removeprefix("_")] = titles, draw
+
+    return entered
+
+
 def figure(result: Result) -> go.Figure:
     """Return the figure of an experiment, without a background of its own."""
-    drawn = FIGURES[result.name](result).figure
+    titles, draw = FIGURES[result.name]
+    made = Drawing(*(title.format(**result.series) for title in titles))
+    draw(made, result)
+    drawn = made.figure
     drawn.update_layout(
         height=430,
         margin={"l": 64, "r": 24, "t": 44, "b": 56},
@@ -181,8 +196,8 @@ def layers_word(count: int) -> str:
 # -- The paper's experiments -----------------------------------------------------------------------
 
 
-def _locality(result: Result) -> Drawing:
-    drawn = Drawing()
+@_figure()
+def _locality(drawn: Drawing, result: Result) -> None:
     touched, times, degrees = (result.series[key] for key in ("touched", "milliseconds", "degree"))
     for (degree, colour), symbol in zip(coloured(dict.fromkeys(degrees)), SYMBOLS, strict=False):
         points = [(x, y) for x, y, d in zip(touched, times, degrees, strict=True) if d == degree and y > 0]
@@ -198,14 +213,12 @@ def _locality(result: Result) -> Drawing:
         ticks=[1, 10, 100, 1_000, 10_000, 100_000],
     )
     drawn.y("milliseconds of a wave", log=True, ticks=[0.01, 0.1, 1, 10, 100])
-    return drawn
 
 
-def _e4(result: Result) -> Drawing:
-    profiles = ("output-heavy", "input-heavy")
-    drawn = Drawing(*profiles)
+@_figure(*PROFILES)
+def _e4(drawn: Drawing, result: Result) -> None:
     rows = where(result.rows, limit=...)
-    for panel, profile in enumerate(profiles, start=1):
+    for panel, profile in enumerate(PROFILES, start=1):
         here = where(rows, profile=profile)
         for (q, line), colour in coloured(by(here, "q")):
             depths, name = facts_of(line, "L"), f"q = {q:g}"
@@ -218,11 +231,10 @@ def _e4(result: Result) -> Drawing:
     drawn.entry("limit", GREY)
     drawn.x("layers L", log=True, ticks=[20, 40, 80, 160, 320])
     drawn.y("ρ, full re-runs over cones", 1)
-    return drawn
 
 
-def _e5(result: Result) -> Drawing:
-    drawn = Drawing()
+@_figure()
+def _e5(drawn: Drawing, result: Result) -> None:
     paper, exact = where(result.rows, count="paper"), where(result.rows, count="exact")
     lines = by(paper, "profile", "q")
     for _, line in lines:
@@ -236,11 +248,10 @@ def _e5(result: Result) -> Drawing:
     drawn.at_height(1)
     drawn.x("layers L", log=True, ticks=[5, 10, 20, 40, 80, 160])
     drawn.y("ρ under backpropagation", rangemode="normal")
-    return drawn
 
 
-def _e7(result: Result) -> Drawing:
-    drawn = Drawing("cost of each graft, in the order made", "overcount Δ, and the batched total")
+@_figure("cost of each graft, in the order made", "overcount Δ, and the batched total")
+def _e7(drawn: Drawing, result: Result) -> None:
     steps = where(result.rows, step=...)
     orders = by(steps, "order")
     for (order, line), colour in coloured(orders):
@@ -252,11 +263,10 @@ def _e7(result: Result) -> Drawing:
     drawn.x("graft", 1, dtick=1)
     drawn.y("nodes recomputed", 1, zero=True)
     drawn.y("nodes", 2, zero=True)
-    return drawn
 
 
-def _drift(result: Result) -> Drawing:
-    drawn = Drawing("bookkeeping, median of each block", "patch and demand, by graph size")
+@_figure("bookkeeping, median of each block", "patch and demand, by graph size")
+def _drift(drawn: Drawing, result: Result) -> None:
     block, samples = result.series["block"], result.series["ceiling"]["samples"]
     for kind, colour, printed in (("graft", BLUE, 0.035), ("redefinition", ORANGE, 0.024)):
         medians = result.series[kind]
@@ -271,11 +281,10 @@ def _drift(result: Result) -> Drawing:
     drawn.x("nodes in the graph", 2, log=True, ticks=list(dict.fromkeys(size for _, size, _ in samples)))
     drawn.y("milliseconds", 1, zero=True)
     drawn.y("milliseconds", 2, log=True, ticks=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1])
-    return drawn
 
 
-def _compiled(result: Result) -> Drawing:
-    drawn = Drawing("looks at the graph's nodes", "full runs over the sweep")
+@_figure("looks at the graph's nodes", "full runs over the sweep")
+def _compiled(drawn: Drawing, result: Result) -> None:
     for panel, (kind, digits) in enumerate((("looks", ".0f"), ("ratio", ".2f")), start=1):
         for (layers, rows), colour in coloured(by(where(result.rows, **{kind: ...}), "layers")):
             name = layers_word(layers)
@@ -284,11 +293,10 @@ def _compiled(result: Result) -> Drawing:
     drawn.y("looks", 1, zero=True)
     drawn.x("counted in", 2)
     drawn.y("ratio", 2, zero=True)
-    return drawn
 
 
-def _e9(result: Result) -> Drawing:
-    drawn = Drawing("cones: every head and MLP", "sweep ratio: counts and clock")
+@_figure("cones: every head and MLP", "sweep ratio: counts and clock")
+def _e9(drawn: Drawing, result: Result) -> None:
     cones = [row for row in result.rows if row.detail]
     longest = max((value or 0 for value in measured_of(cones)), default=1)
     drawn.line([0, longest], [0, longest], "equal", GREY, dash="dot")
@@ -307,11 +315,10 @@ def _e9(result: Result) -> Drawing:
     drawn.x("nodes by the closed form", 1)
     drawn.y("nodes recomputed", 1)
     drawn.y("ρ", 2, zero=True)
-    return drawn
 
 
-def _skips(result: Result) -> Drawing:
-    drawn = Drawing()
+@_figure()
+def _skips(drawn: Drawing, result: Result) -> None:
     bypassing = where(result.rows, kind="bypassing")
     for ratio, limit, formula, colour in (
         ("ρ", "forward", "2/(1−y)", BLUE),
@@ -325,11 +332,10 @@ def _skips(result: Result) -> Drawing:
             drawn.dots(xs, ys, name, colour, symbol=symbol, hovertext=hover)
     drawn.x("y, the chance that two layers are parallel", range=[-0.02, 0.9])
     drawn.y("ratio, log scale", log=True, ticks=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
-    return drawn
 
 
-def _growth(result: Result) -> Drawing:
-    drawn = Drawing("loss", "nodes recomputed by a step", "captured language model")
+@_figure("loss", "nodes recomputed by a step", "captured language model")
+def _growth(drawn: Drawing, result: Result) -> None:
     for key, name, colour in (("grown", "grown", BLUE), ("plain", "not grown", ORANGE)):
         losses = result.series[key]
         drawn.line(list(range(1, len(losses) + 1)), losses, name, colour)
@@ -350,11 +356,10 @@ def _growth(result: Result) -> Drawing:
     drawn.x("steps")
     drawn.y("mean squared error, log scale", 1, log=True)
     drawn.y("nodes", 2, zero=True)
-    return drawn
 
 
-def _index(result: Result) -> Drawing:
-    drawn = Drawing("ratio of the sweep", "index of the layers")
+@_figure("ratio of the sweep", "index of the layers")
+def _index(drawn: Drawing, result: Result) -> None:
     rows = where(result.rows, index=...)
     ratios = [value for value in (*predicted_of(rows), *measured_of(rows)) if value]
     ends = [min(ratios, default=1), max(ratios, default=3)]
@@ -376,7 +381,6 @@ def _index(result: Result) -> Drawing:
     drawn.y("ρ of the sweep", 1)
     drawn.x("← input-heavy · q · output-heavy →", 2)
     drawn.y(None, 2, autorange="reversed", dtick=1, tickfont={"size": 9})
-    return drawn
 
 
 # -- Beyond the paper: edges, searches, positions, stacks of worlds, reverse passes ----------------
@@ -384,8 +388,8 @@ def _index(result: Result) -> Drawing:
 POWERS_OF_TWO = [1, 2, 4, 8, 16, 32, 64]
 
 
-def _edges(result: Result) -> Drawing:
-    drawn = Drawing("full runs over the sweep of all edges", "share of the sweep that readers compute")
+@_figure("full runs over the sweep of all edges", "share of the sweep that readers compute")
+def _edges(drawn: Drawing, result: Result) -> None:
     for (name, ratios), colour in coloured(result.series["ratio"].items()):
         for panel, values in ((1, ratios), (2, result.series["shared"][name])):
             drawn.line(result.series["layers"], values, f"{name}, closed form", colour, panel)
@@ -397,12 +401,11 @@ def _edges(result: Result) -> Drawing:
     drawn.x("layers", log=True, ticks=POWERS_OF_TWO)
     drawn.y("ratio, and its limit", 1, zero=True)
     drawn.y("share", 2, zero=True)
-    return drawn
 
 
-def _greedy(result: Result) -> Drawing:
-    launch, widths = result.series["launch"], result.series["widths"]
-    drawn = Drawing(f"gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
+@_figure("gain over one by one, a launch of {launch} worlds' time", "worlds for each candidate")
+def _greedy(drawn: Drawing, result: Result) -> None:
+    widths = result.series["widths"]
     for (chance, gains), colour in coloured(result.series["gain"].items()):
         for panel, values in ((1, gains), (2, result.series["worlds"][chance])):
             drawn.line(widths, values, f"guesses right: {chance}", colour, panel)
@@ -411,11 +414,10 @@ def _greedy(result: Result) -> Drawing:
     drawn.x("candidates at once", log=True, ticks=POWERS_OF_TWO)
     drawn.y("gain", 1, zero=True)
     drawn.y("worlds, those in vain included", 2, log=True)
-    return drawn
 
 
-def _positions(result: Result) -> Drawing:
-    drawn = Drawing()
+@_figure()
+def _positions(drawn: Drawing, result: Result) -> None:
     ratios = [row for row in result.rows if row.name.endswith("the ratio")]
     for (case, values), colour in coloured(result.series["ratio"].items()):
         drawn.line(result.series["size"], values, f"{case}, closed form", colour)
@@ -426,11 +428,10 @@ def _positions(result: Result) -> Drawing:
         drawn.at_height(limit)
     drawn.x("layers, and as many positions", log=True, ticks=[1, 4, 16, 64])
     drawn.y("ratio in node-rows, log scale", log=True, ticks=[1, 2, 3, 4, 6, 8, 12, 16])
-    return drawn
 
 
-def _wavefront(result: Result) -> Drawing:
-    drawn = Drawing("launches, and the two bounds", "values held", "milliseconds, and as predicted")
+@_figure("launches, and the two bounds", "values held", "milliseconds, and as predicted")
+def _wavefront(drawn: Drawing, result: Result) -> None:
     for (depth, rows), colour in coloured(by(where(result.rows, width=...), "layers")):
         widths, name = facts_of(rows, "width"), layers_word(depth)
         drawn.dots(widths, measured_of(rows), name, colour)
@@ -448,11 +449,10 @@ def _wavefront(result: Result) -> Drawing:
     drawn.y("sizes of values together", 2, zero=True)
     drawn.x("worlds at once", 3, log=True)
     drawn.y("milliseconds", 3, log=True)
-    return drawn
 
 
-def _backward(result: Result) -> Drawing:
-    drawn = Drawing()
+@_figure()
+def _backward(drawn: Drawing, result: Result) -> None:
     names = result.series["network"]
     for key, name, colour in (
         ("forward", "forward pass, ρ", BLUE),
@@ -466,14 +466,3 @@ def _backward(result: Result) -> Drawing:
     drawn.figure.update_layout(barmode="group")
     drawn.x("network, and loss")
     drawn.y("full passes over the sweep", zero=True)
-    return drawn
-
-
-FIGURES: dict[str, Callable[[Result], Drawing]] = {
-    draw.__name__.removeprefix("_"): draw
-    for draw in (
-        *(_locality, _e4, _e5, _e7, _drift, _compiled, _e9, _skips, _growth, _index),
-        *(_edges, _greedy, _positions, _wavefront, _backward),
-    )
-}
-"""The figure of each experiment, by the experiment's name."""
