@@ -21,7 +21,7 @@ import torch
 import conewise as cw
 from conewise.arguments import checked, expect
 from conewise.errors import ArgumentError, ConewiseError
-from conewise.jobs import processes
+from conewise.jobs import pool as pools
 from conewise.models import tiny
 from tests.doors import limited
 from tests.sweeps.small import model as small_model
@@ -269,7 +269,7 @@ def test_whatever_is_given_is_taken_as_documented_or_refused_by_an_error_that_sa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "Processes", one_process(cw.Processes(1)))
+    monkeypatch.setattr(pools, "Processes", one_process(cw.Processes(1)))
     wrong: list[str] = []
     cases = 0
     for name, (function, arguments) in calls().items():
