@@ -113,7 +113,9 @@ class Work:
             run = self.batch.base if which == "base" else self.batch.source
             if run is None:
                 return None
-            self._numbers[which] = MetricReader(self.facts, self.metrics).of_run(run)
+            # The pass that computed the run has read them of its narrow output, as a resumed job does.
+            if which not in self._numbers:
+                self._numbers[which] = MetricReader(self.facts, self.metrics).of_run(run)
         return self._numbers[which]
 
     def note(self, which: str, numbers: Tensor) -> None:
