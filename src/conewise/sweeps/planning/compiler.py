@@ -354,9 +354,15 @@ class Compilation:
         starts = [self.starts[cell] for cell in self.order.cells]
         if self.conditions.cut is not None:
             return stored_pieces(self.conditions.cut.chunks, starts)
-        budget = self.conditions.max_memory or DEFAULT_MEMORY + self.kept + self.put.of_writers
         room = HOLES.get(self.facts.device.type, 1.0)
-        return cut_worlds(self.order.groups, starts, budget, lambda *one: int(room * self.program(*one).peak))
+        return cut_worlds(
+            self.order.groups, starts, self.budget, lambda *one: int(room * self.program(*one).peak)
+        )
+
+    @property
+    def budget(self) -> int:
+        """The bytes that a pass may take."""
+        return self.conditions.max_memory or DEFAULT_MEMORY + self.kept + self.put.of_writers
 
     # -- the whole ---------------------------------------------------------------------------------
 
@@ -472,13 +478,29 @@ class Compilation:
         ends = f"; nothing behind {', '.join(sites)} is computed" if is_inside else ""
         return f"{self._why_so(programs)}{ends}"
 
+    def _how_cut(self) -> str:
+        """Say how the worlds are cut into passes, and for what reason."""
+        worlds = [piece[1] for piece in self.passes]
+        if len(worlds) == 1:
+            return "all worlds in one pass"
+        cut = f"worlds in {len(worlds)} passes of {max(worlds):,} at most"
+        if self.conditions.cut is not None:
+            return f"{cut}, as the stored run was cut"
+        groups = len(self.order.groups)
+        reasons = []
+        if groups > 1:
+            reasons.append("apart by the first position that they change")
+        if len(worlds) > groups:
+            reasons.append(f"no more than fit the budget of {shown_bytes(self.budget)}")
+        return ", ".join([cut, *reasons])
+
     def _why_so(self, programs: Sequence[PassProgram]) -> str:
         if self.conditions.obstacle:
             return self.conditions.obstacle
         if not programs:
             return "one world after another, bit for bit a full re-run"
         rounding = "TF32" if self.spec.precision == TF32 else "batched kernels"
-        why = f"all worlds in one pass, equal up to the rounding of {rounding}"
+        why = f"{self._how_cut()}, equal up to the rounding of {rounding}"
         if self.spec.precision != SPLIT:
             return why
         split = {step.node for one in programs for step in one.steps if step.kernel == SPLIT}
