@@ -142,13 +142,20 @@ class Ablated:
         self._run = base if source is None else source
         self._over = tuple(over) or (self._run,)
         self._templates, self._constants = tuple(templates), constants
-        self._base, self._read = reader(base), reader(self._run)
+        self.read = reader(base)
+        """Reads values of the base, each once."""
+        self._read = self.read if self._run is base else reader(self._run)
         self._known: dict[str, Tensor] = {}
 
     @property
     def is_shared(self) -> bool:
         """True if removed edges carry the same for all prompts and positions."""
         return self.ablation in ("zero", "mean", "optimal")
+
+    def check(self) -> None:
+        """Compare the parts of base and source with their streams; see `StreamParts.check`."""
+        for read in dict.fromkeys((self.read, self._read)):
+            self._parts.check(read)
 
     def at(self, entry: str) -> Tensor:
         """[writer, batch, pos, d_model]: what removed edges carry at a value of the stream."""
@@ -178,12 +185,12 @@ class Ablated:
     def _made(self, parts: Callable[[Callable[[str], Tensor]], Tensor]) -> Tensor:
         with computing():
             if self.ablation == "zero":
-                return torch.zeros_like(parts(self._base))
+                return torch.zeros_like(parts(self.read))
             if self._constants is not None:
-                own = parts(self._base)
+                own = parts(self.read)
                 return self._constants[: len(own), None, None].to(own).expand_as(own)
             if self.ablation == "mean":
-                return self._mean(parts).expand_as(parts(self._base))
+                return self._mean(parts).expand_as(parts(self.read))
             found = self._sound(parts(self._read))
             if self.ablation == "resample":
                 return found
@@ -313,7 +320,7 @@ class MaskedForward:
         # What is read inside the model may be read of any component, whoever else reads that.
         self.moved = tuple(() for _ in self.components.readers) if metric.reads else moved_by(facts)
         self._facts, self._model = facts, model
-        self._read = reader(base)
+        self._read = ablated.read
         self._values = StackedValues(model.program)
         self._layout = self._values.layout(self._read)
         swept = facts_of(model)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,7 +33,16 @@ from conewise.anatomy.places import Place
 from conewise.circuits.masked_forward import Ablated, Numbers, Stage, expect_room, few_of, moved_by, stages_of
 from conewise.circuits.replaced_parts import EdgeFacts, Mask, ReplacedParts, mixed, mixed_by_world, wide
 from conewise.circuits.stream_parts import HeadShares
-from conewise.circuits.walks import HeadSlices, StackedValues, Walks, by_head, head_slices, is_run, some_of
+from conewise.circuits.walks import (
+    HeadSlices,
+    KnownWalks,
+    StackedValues,
+    Walks,
+    by_head,
+    head_slices,
+    is_run,
+    some_of,
+)
 from conewise.errors import CircuitError, MetricError
 from conewise.program.rehearsal import as_numpy, bytes_of, is_rehearsal, peak_of
 from conewise.program.tensors import brought, computing
@@ -40,7 +50,6 @@ from conewise.program.walk import Walk
 from conewise.runs.captured import Captured
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
-from conewise.runs.values import reader
 from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.compiler import DEFAULT_MEMORY
 from conewise.sweeps.planning.layout import index_tensor, repeated
@@ -168,6 +177,14 @@ class Stack:
         return bytes_of([*self.full.stacks, *self.last.stacks, *self.nodes.values()])
 
 
+_KNOWN: WeakKeyDictionary[ShapeFacts, KnownWalks] = WeakKeyDictionary()
+
+
+def _known_walks(shape: ShapeFacts) -> KnownWalks:
+    """What forwards of this shape found of the program before: finding it takes longer than one circuit."""
+    return _KNOWN.setdefault(shape, KnownWalks())
+
+
 class PrunedForward:
     """Metrics of worlds with removed edges, over the values of `base`, whose worlds can be stacked."""
 
@@ -182,12 +199,12 @@ class PrunedForward:
         self.stages = stages_of(self.components.readers)
         self.node_evaluations = 0
         self.moved = moved_by(facts)
-        self._read = reader(base)
+        self._read = ablated.read
         self._views = facts.parts.views
         swept = facts_of(model)
         shape = swept.shape(base.inputs)
         self._layout = shape.layout
-        self._walks = Walks(model.program, shape.fusions, self._read)
+        self._walks = Walks(model.program, shape.fusions, self._read, _known_walks(shape))
         self._bytes = model.estimated_bytes(base.inputs)
         with computing():
             self._prepare_parts(ablated)
@@ -263,8 +280,8 @@ class PrunedForward:
     def _attention(self, stage: Stage, model: Captured) -> _Attention:
         layer = stage.readers[0].layer
         (heads,) = [one for one in self.components.heads if one.layer.number == layer]
-        # With values of its own: what is read for a stack of worlds is not to be kept with the model.
-        shares = HeadShares(model.site_table, self.components, heads, StackedValues(model.program))
+        (shares,) = [one for one in self._facts.parts.heads if one.heads is heads]
+        shares = shares.with_values(StackedValues(model.program))
         slots: dict[str, _Slot] = {}
         for at, one in enumerate(stage.readers):
             if one.slot not in slots:

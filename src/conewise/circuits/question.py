@@ -172,7 +172,9 @@ class CircuitQuestion:
             runs = (self.base, self.source, *self.over)
             for run in dict.fromkeys(one for one in runs if one is not None):
                 checked.enter_context(run.checked_once())
-                facts.parts.check(run)
+            for run in self.over:
+                if run is not self.base:
+                    facts.parts.check(run)
             ablated = Ablated(
                 facts,
                 self.ablation,
@@ -182,6 +184,7 @@ class CircuitQuestion:
                 templates=self.templates,
                 constants=self.constants,
             )
+            ablated.check()
             # A metric of sites is read off all nodes; the fast way knows what leads to the logits.
             is_fast = facts.parts.is_carried_unchanged and can_stack(self.base) and not self.metric.reads
             chosen = kind or (PrunedForward if is_fast else MaskedForward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,6 +207,12 @@ class HeadShares:
         self._whole = AffineWalk(path.steps, [heads.term])
         self._behind = AffineWalk(steps, [heads.term])
 
+    def with_values(self, values: StackedValues) -> HeadShares:
+        """The same with values of its own: what is read for a stack of worlds is not kept with the model."""
+        found = copy.copy(self)
+        found._values = values
+        return found
+
     def _plain_projection(
         self, sites: SiteTable, steps: Sequence[Step]
     ) -> tuple[HeadResult | None, Sequence[Step]]:
@@ -373,13 +380,13 @@ class StreamParts:
         with computing():
             return next(constant for at, constant in self.constants(read) if at == entry)
 
-    def check(self, run: Values, tolerance: float | None = None) -> float:
+    def check(self, run: Values | Read, tolerance: float | None = None) -> float:
         """Compare parts and constant with the stream wherever it is read; the largest relative difference.
 
         Raises EdgeError where they differ by more than `tolerance` times the stream's largest value: 1e-4 in
         float32, 1e-9 in float64, 3e-2 in half precision.
         """
-        read, worst = reader(run), 0.0
+        read, worst = (reader(run) if isinstance(run, Values) else run), 0.0
         constants, added, done = self.constants(read), torch.zeros((), dtype=torch.float64), 0
         for entry, parts in self.by_entry(read):
             with computing():

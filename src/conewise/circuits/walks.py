@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -90,16 +90,27 @@ def stacked_walk(
     return plan_walk(steps, [*starts, *targets], also_reads=also_reads)
 
 
+@dataclass(slots=True)
+class KnownWalks:
+    """Walks of a program, and the columns of products by head, for runs of one shape: neither has numbers."""
+
+    walks: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = field(default_factory=dict)
+    columns: dict[tuple[str, str], Tensor | None] = field(default_factory=dict)
+
+
 class Walks:
     """Finds walks in a program, and computes them for runs of one shape.
 
-    What a walk reads beside the values that it begins with is `read`: a run's own value, repeated.
+    What a walk reads beside the values that it begins with is `read`: a run's own value, repeated. `known` is
+    what others of this shape found of the program, with the same fusions.
     """
 
-    def __init__(self, program: Program, fusions: tuple[Fusion, ...], read: Read) -> None:
+    def __init__(
+        self, program: Program, fusions: tuple[Fusion, ...], read: Read, known: KnownWalks | None = None
+    ) -> None:
         self._program, self._fusions, self._read = program, fusions, read
         self._values = StackedValues(program)
-        self._found: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str]], Walk] = {}
+        self.known = KnownWalks() if known is None else known
         self._fixed: dict[tuple[str, int, int | None], Any] = {}
 
     def rebase(self, read: Read) -> None:
@@ -110,9 +121,9 @@ class Walks:
     def walk(self, starts: Collection[str], targets: Collection[str], keep: Collection[str] = ()) -> Walk:
         """The walk from `starts` to `targets`; values of `keep` are kept to the end too."""
         key = tuple(starts), tuple(targets), frozenset(keep)
-        if key not in self._found:
-            self._found[key] = self._made(*key)
-        return self._found[key]
+        if key not in self.known.walks:
+            self.known.walks[key] = self._made(*key)
+        return self.known.walks[key]
 
     def _made(self, starts: tuple[str, ...], targets: tuple[str, ...], keep: frozenset[str]) -> Walk:
         records = between(self._program, starts, targets)
@@ -231,34 +242,48 @@ def head_slices(
     if found is None:
         return None
     record, operand, weight, bias = found
-    value, matrix = read(record.name), read(weight)
-    if record.op == "linear":
-        matrix = matrix.T
-    count = matrix.shape[1]
-    if value.shape[-1] != count or matrix.shape[0] != read(operand).shape[-1]:
+    matrix = read(weight).T if record.op == "linear" else read(weight)
+    if is_new := (entry, node) not in walks.known.columns:
+        walks.known.columns[entry, node] = _columns(
+            walks, layout, record, read(record.name), node, by_head_of=(view, axis)
+        )
+    index = walks.known.columns[entry, node]
+    if index is None or matrix.shape != (read(operand).shape[-1], read(record.name).shape[-1]):
         return None
-    numbers = torch.arange(count, dtype=torch.float64, device=value.device).expand(value.shape)
-    behind = walks.walk([record.name], [node])
-    try:
-        moved = walks.run(behind, {record.name: numbers}, 1)[node] if record.name != node else numbers
-    except RuntimeError:
-        return None  # something else than rearranging
-    columns = by_head(view, moved, layout.sizes(1), axis)
-    first = columns[:1, :1]
-    if not torch.equal(columns, first.expand_as(columns)) or not _are_numbers(first[0, 0], count):
-        return None
-    index = first[0, 0].long()
     slices = HeadSlices(
         walks.walk([entry], [operand]),
         operand,
         _gathered(matrix, index),
         None if bias is None else read(bias)[index][:, None],
     )
+    if not is_new or is_rehearsal():
+        return slices
     rows = read(operand).reshape(1, -1, matrix.shape[0]).expand(len(index), -1, -1)
     own = by_head(view, read(node), layout.sizes(1), axis)
     again = slices.project(rows, range(len(index))).view(len(index), *own.shape[:2], -1).permute(1, 2, 0, 3)
-    apart, size = (again - own).abs().max(), own.abs().max()
-    return slices if is_rehearsal() or bool(apart <= AGREES * size) else None
+    if not bool((again - own).abs().max() <= AGREES * own.abs().max()):
+        walks.known.columns[entry, node] = None
+        return None
+    return slices
+
+
+def _columns(
+    walks: Walks, layout: Layout, record: Record, value: Tensor, node: str, *, by_head_of: tuple[View, str]
+) -> Tensor | None:
+    """[head, d_head]: the columns of a product that a node shows as each head's; None where it does more."""
+    count = value.shape[-1]
+    numbers = torch.arange(count, dtype=torch.float64, device=value.device).expand(value.shape)
+    behind = walks.walk([record.name], [node])
+    try:
+        moved = walks.run(behind, {record.name: numbers}, 1)[node] if record.name != node else numbers
+    except RuntimeError:
+        return None  # something else than rearranging
+    view, axis = by_head_of
+    columns = by_head(view, moved, layout.sizes(1), axis)
+    first = columns[:1, :1]
+    if not torch.equal(columns, first.expand_as(columns)) or not _are_numbers(first[0, 0], count):
+        return None
+    return first[0, 0].long()
 
 
 def _product(wiring: Wiring, entry: str, node: str) -> tuple[Record, str, str, str | None] | None:
