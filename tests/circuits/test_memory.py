@@ -13,6 +13,7 @@ from conewise.circuits.masked_forward import Ablated, MaskedForward
 from conewise.circuits.pruned_forward import PrunedForward
 from conewise.circuits.replaced_parts import edge_facts
 from conewise.program.rehearsal import is_rehearsal
+from conewise.runs.values import reader
 from tests.attributing.test_memory import OFF, Blocks
 from tests.circuits.small_models import small
 from tests.circuits.test_acdc import bert_runs
@@ -80,6 +81,26 @@ def test_a_search_holds_the_most_that_is_planned_for_one_of_its_steps(
     most = taken(lambda: search.run(progress=False, max_memory="10MB"))
     assert most + kept[0] == pytest.approx(max(planned), rel=OFF)
     assert len(planned) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold", "is_most"),
+    [("gpt2", 1e-9, True), ("llama", 0.005, True), ("gemma2", 0.1, True), ("llama", 0.1, False)],
+)
+def test_a_search_holds_what_its_plan_says_where_most_is_kept(
+    name: str, threshold: float, is_most: bool
+) -> None:
+    """Where much is removed, what nothing reads any more is not computed, and the search holds less."""
+    given = small(name)
+    search = given.model.find_circuit(
+        base=given.base, source=given.source, metric=cw.logit(3), threshold=threshold
+    )
+    search.run(progress=False)  # what is kept with the model is known, and the parts of its run are
+    most = taken(lambda: search.run(progress=False))
+    most += edge_facts(given.model).parts.parts(reader(given.base)).nbytes
+    planned = search.plan().peak_bytes
+    assert planned is not None
+    assert most == pytest.approx(planned, rel=OFF) if is_most else most < planned
 
 
 def test_a_search_holds_no_more_than_its_budget() -> None:

@@ -289,6 +289,9 @@ class Forward(Protocol):
     def few(self) -> int:
         """The number of worlds that take hardly longer than one: starting an operation has a cost."""
 
+    def search_bytes(self, *, speculative: bool = True) -> tuple[int, int]:
+        """Return the bytes held for all worlds of a search, and the most that a step takes beside them."""
+
     def values(self, removed: Mask) -> Numbers:
         """[world, prompt] of worlds with edges [world, reader, writer] removed, computed from the base."""
 
@@ -375,6 +378,14 @@ class MaskedForward:
         found = peak_of(lambda: self._metric(removed, {}, 0))
         self.node_evaluations = count
         return found
+
+    def search_bytes(self, *, speculative: bool = True) -> tuple[int, int]:
+        """Return the bytes held for all worlds of a search, and the most that a step takes beside them."""
+        one, two = self._taken
+        worlds = max(1, min(self.few + 1, self.most(0))) if speculative else 1
+        return bytes_of([self.ablated.at(self.components.readers[-1].entry)]), one + (worlds - 1) * (
+            two - one
+        )
 
     @property
     def few(self) -> int:

@@ -361,6 +361,19 @@ class PrunedForward:
         worlds = len(next(iter(own.values())))
         return self._kept + worlds * self._bound(min(own), state.removed & ~self._there)
 
+    def search_bytes(self, *, speculative: bool = True) -> tuple[int, int]:
+        """Return the bytes held for all worlds of a search, and the most that a step takes beside them."""
+        none, steps = self._base.removed, []
+        for stage in self.stages:
+            edges = int(self._there[stage.rows].sum())
+            worlds = min(self.few, edges) + 1
+            worlds = min(worlds, self.most(stage.number, none)) if speculative else 1
+            masks = self._in_line(stage.number, none, max(worlds, 2))[-max(worlds, 1) :]
+            steps.append(self.peak_bytes({stage.number: masks}, self._base) - self._kept)
+        slots = {slot.node for attention in self._attentions.values() for slot in attention.slots.values()}
+        state = [self._replaced[0].parts, *(self._read(node) for node in slots)]  # of the current world
+        return self._held + bytes_of(state), max(steps)
+
     @property
     def few(self) -> int:
         """The number of worlds that take hardly longer than one does."""

@@ -69,6 +69,11 @@ class GroupedForward:
         """The number of worlds that fit into memory at once, whatever the group."""
         return min(one.most(stage, removed) for one in self._forwards)
 
+    def search_bytes(self, *, speculative: bool = True) -> tuple[int, int]:
+        """Return the bytes held for all worlds of a search, and the most that a step takes beside them."""
+        each = [one.search_bytes(speculative=speculative) for one in self._forwards]
+        return sum(held for held, _ in each), max(step for _, step in each)
+
     @property
     def few(self) -> int:
         """The number of worlds that take hardly longer than one."""

@@ -227,6 +227,10 @@ class FleetForward:
         """Return the number of worlds that take hardly longer than one does."""
         return self._own.few
 
+    def search_bytes(self, *, speculative: bool = True) -> tuple[int, int]:
+        """Return the bytes held for all worlds of a search, and the most that a step takes beside them."""
+        return self._own.search_bytes(speculative=speculative)
+
     def most(self, stage: int, removed: Mask | None = None) -> int:
         """Return the number of worlds that fit into the memory of all workers at once."""
         each = self._own.most(stage, self._removed if removed is None else removed)
