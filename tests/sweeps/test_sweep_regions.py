@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conewise as cw
-from conewise.errors import SweepError
+from conewise.errors import MetricError, SweepError
 from conewise.model import Model
 from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
@@ -39,7 +39,14 @@ def every_position(name: str = "all") -> Metric:
     return Metric(name, compute, last=False)
 
 
-METRICS: dict[str, Any] = {"last": cw.logit_diff(1, 2), "all": every_position()}
+def loss_from(first: int) -> Metric:
+    """The loss over the positions from the first on; of the second prompt, one position less is counted."""
+    targets = ids(2, LENGTH, 3)
+    targets[:, :first] = targets[1, first] = -100
+    return cw.cross_entropy(targets)
+
+
+METRICS: dict[str, Any] = {"last": cw.logit_diff(1, 2), "all": every_position(), "loss": loss_from(3)}
 
 
 def cells(model: Model, base: Reading, targets: tuple[str, ...]) -> list[Any]:
@@ -119,6 +126,26 @@ def test_rows_that_no_change_reaches_are_not_computed() -> None:
 @pytest.fixture
 def causal() -> Model:
     return captured("causal, no mask")
+
+
+def test_no_logits_are_computed_in_front_of_those_that_a_loss_reads(causal: Model) -> None:
+    base, source = differing(causal, 2, 0)
+
+    def flops(*metrics: Metric) -> int:
+        return causal.sweep("between", base=base, source=source, metric=list(metrics)).plan().flops
+
+    assert flops(loss_from(4)) < flops(loss_from(2)) < flops(loss_from(0))
+    assert flops(loss_from(4), every_position()) == flops(loss_from(0))
+    assert flops(loss_from(4), cw.logit_diff(1, 2)) == flops(loss_from(4))
+
+
+def test_targets_of_another_length_are_refused_whatever_they_leave_out(causal: Model) -> None:
+    base, source = differing(causal, 2, 0)
+    targets = torch.full((2, LENGTH + 2), -100)
+    targets[:, -1] = 1
+    sweep = causal.sweep("embed", base=base, source=source, metric=cw.cross_entropy(targets))
+    with pytest.raises(MetricError, match="targets have shape"):
+        sweep.run()
 
 
 CELLS: list[Any] = [

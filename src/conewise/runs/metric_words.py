@@ -467,6 +467,7 @@ def cross_entropy(
         )
     counted = targets[targets != -100]
     lowest, highest = int(counted.min()), int(counted.max())
+    first = int((targets != -100).any(0).int().argmax())
 
     def compute(logits: Tensor) -> Tensor:
         if logits.shape[1:3] != targets.shape:
@@ -492,6 +493,8 @@ def cross_entropy(
         copies=1,
         prompts=targets.shape[0],
         of_prompts=lambda numbers: cross_entropy(targets[list(numbers)], name=name),
+        rows=targets.shape[1] - first if first else 0,
+        ending=lambda count: cross_entropy(targets[:, -count:], name=name),
         shown=lambda mask: cross_entropy(
             targets.masked_fill(~aligned(mask, targets.shape[1]).to(targets.device), -100), name=name
         ),

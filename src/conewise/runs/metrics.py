@@ -43,7 +43,8 @@ class Metric:
 
     That position is `pos`, one for all prompts or one for each, or the last one that the attention mask shows
     where `pos` is None. `at_run` finds it in a run, as the number of positions `behind` it. A metric that
-    reads all positions is `shown(mask)` where some are padding.
+    reads all positions is `shown(mask)` where some are padding. Where it reads none in front of the last
+    `rows` of them, it is `ending(count)` for logits of so many last positions alone.
 
     A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
     for logits of which column `columns[token]` is that of a token: the others need not be computed.
@@ -78,6 +79,8 @@ class Metric:
     pos: tuple[int, ...] | None = None
     behind: tuple[int, ...] = ()
     shown: Callable[[Tensor], Metric] | None = None
+    rows: int = 0
+    ending: Callable[[int], Metric] | None = None
     reference: Reference | None = None
     of_text: Callable[[Any], Metric] | None = None
     reads: tuple[Place, ...] = ()
@@ -403,6 +406,8 @@ def _expect_causal(metric: Metric, model: Any, inputs: Mapping[str, Tensor], out
 
 def most_behind(metric: Metric, program: Any, inputs: Mapping[str, Tensor], output: str) -> int:
     """Bound the positions behind the first one that a metric reads of a run, at a glance."""
+    if metric.rows:
+        return min(metric.rows, length_of(program, inputs, output) or 1) - 1
     if metric.whole or not metric.last:
         return 0
     if metric.reads:

@@ -210,6 +210,8 @@ class MetricReader:
                 if target in columns and metric.among is not None:
                     metric = replace(metric.among(self._column_of), behind=metric.behind)
                 stack = self._facts.read.arranged(target, outputs[target], worlds, batch)
+                if metric.rows and metric.ending and stack.shape[2] < layout.length(target):
+                    metric = metric.ending(stack.shape[2])
             return [applied(metric, batch, stack, presented).clone()]  # a view would hold all of the stack
         rows, dims = [], layout.batch_dim
         for world in range(worlds):

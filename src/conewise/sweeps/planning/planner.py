@@ -214,7 +214,7 @@ class Planner:
         spec, patching = self.spec, self.patching
         stacks = {group.place.stack for group in patching.groups if group.writers is not None}
         writers = [len(edge_facts(self.model, one).components.writers) for one in stacks]
-        read = readout(self.facts, spec, shape)
+        read = readout(self.facts, spec, shape, ends=True)
         return Compilation(patching, shape, spec, read, conditions, max(writers, default=0))
 
     @property
@@ -281,8 +281,11 @@ def _mixing(
     return f"{mixing!r} mixes the rows of the batch" if mixing else ""
 
 
-def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
-    """Return what the metrics of a spec read of runs of one shape."""
+def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts, *, ends: bool = False) -> ReadOut:
+    """Return what the metrics of a spec read of runs of one shape.
+
+    With `ends`, a metric that reads some last positions of all is read off these alone: see `Metric.ending`.
+    """
     of_outputs = tuple([metric for metric in spec.metrics if metric.whole or not metric.reads])
     targets, outputs = facts.targets(spec.metrics), facts.targets(of_outputs)
     columns: tuple[tuple[str, int], ...] = ()
@@ -293,12 +296,13 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
     if is_apart and reads_few_tokens and is_product(outputs[0], facts, shape):
         columns = ((outputs[0], len(spec.tokens)),)
     taken = tuple(
-        (target, metric.last, metric.copies)
+        (target, metric.last or (ends and metric.rows > 0), metric.copies)
         for metric in spec.metrics
         if not metric.whole and metric.copies
         for target in facts.targets((metric,))
     )
-    whole = {target for one in spec.metrics if not one.last for target in facts.targets((one,))}
+    every = [one for one in spec.metrics if not one.last and not (ends and one.rows)]
+    whole = {target for one in every for target in facts.targets((one,))}
     whole |= {one for one in outputs if not facts.read.has_last(one)}
     whole |= {
         one.node
@@ -310,7 +314,7 @@ def readout(facts: ModelFacts, spec: SweepSpec, shape: ShapeFacts) -> ReadOut:
 
 
 def tail_of(facts: ModelFacts, metrics: Sequence[Metric], inputs: Mapping[str, Tensor]) -> int:
-    """Return how many of the last positions metrics read of a run that read one each."""
+    """Return how many of the last positions metrics read of a run, where they read no others."""
     read = (most_behind(one, facts.program, inputs, facts.target(one)) for one in metrics)
     return 1 + max(read, default=0)
 

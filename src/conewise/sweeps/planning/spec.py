@@ -48,7 +48,8 @@ class SweepSpec:
         """Equal specs have equal identities; of metrics it says what they read, not which tokens."""
         read = [
             (
-                *(m.name, m.output, m.last, m.whole, len(set(m.tokens)), m.among is not None, m.copies),
+                *(m.name, m.output, m.last, m.rows, m.whole),
+                *(len(set(m.tokens)), m.among is not None, m.copies),
                 *map(str, m.reads),
             )
             for m in self.metrics
