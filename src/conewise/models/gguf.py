@@ -149,7 +149,8 @@ class Blocks:
 
     def read(self, out: Any, at: int) -> None:
         """Fill `out` with the bytes from `at` on, dequantised. Raises LoadError."""
-        from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415  # for this alone
+        with needs("hf"):
+            from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415  # for this alone
 
         first, count = at // 4, len(out) // 4
         rows = self.order[first // self.columns : -(-(first + count) // self.columns)]
@@ -177,8 +178,8 @@ def in_blocks(path: Path) -> tuple[Any, dict[str, Stored], Callable[[], Any]] | 
     """
     if not is_gguf(path):
         return None
-    expect("hf", "gguf")
-    from transformers import modeling_gguf_pytorch_utils as theirs  # noqa: PLC0415
+    with needs("hf"):
+        from transformers import modeling_gguf_pytorch_utils as theirs  # noqa: PLC0415
 
     header = read_header(path)
     config = _config(path, header)
