@@ -10,7 +10,7 @@ import functools
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any, Final, TypeVar
@@ -49,9 +49,13 @@ class Turn:
 
 
 class _Caller(threading.local):
-    """The settings of the caller of a job: the default device, None outside of jobs."""
+    """The settings of the caller of a job: the default device, None outside of jobs.
+
+    A thread that `is_helping` works for one that holds the turn and the module, and waits for neither.
+    """
 
     device: Any = None
+    is_helping = False
 
 
 _CALLER: Final = _Caller()
@@ -97,13 +101,26 @@ def one_module() -> Iterator[None]:
     Tracing replaces functions of torch and of transformers for all threads, and several models may be
     captures of one module. What the module makes without saying where lies where the caller has it.
     """
-    with _MODULES, ExitStack() as settings:
+    with ExitStack() as settings:
+        if not _CALLER.is_helping:
+            settings.enter_context(_MODULES)
         if (torch := sys.modules.get("torch")) is not None:
             for kind in _autocasting(torch):
                 settings.enter_context(torch.autocast(kind, enabled=False))
             if _CALLER.device is not None:
                 settings.enter_context(_CALLER.device)
         yield
+
+
+def helping(target: Callable[[], None]) -> threading.Thread:
+    """A thread that works for this one, which holds the turn of a model, and waits for its end."""
+    device = _CALLER.device
+
+    def run() -> None:
+        _CALLER.device, _CALLER.is_helping = device, True
+        target()
+
+    return threading.Thread(target=run, daemon=True)
 
 
 def one_thread(target: C) -> C:
@@ -124,7 +141,7 @@ def one_thread(target: C) -> C:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        turn = (args[0] if args else kwargs["model"])._turn
+        turn = None if _CALLER.is_helping else (args[0] if args else kwargs["model"])._turn
         if turn is not None and not turn.lock.acquire(blocking=False):
             of = f"{type(args[0]).__name__}." if is_method else ""
             raise BusyError(f"{of}{function.__name__}", "use")

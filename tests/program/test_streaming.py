@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import transformers
 import conewise as cw
 from conewise.errors import ConewiseError, LoadError, PatchError, SweepError
 from conewise.program.streamed_modules import stream_memory
-from conewise.program.streaming import Ring, Streamed, WeightStream, reads_of
+from conewise.program.streaming import Ring, Streamed, WeightStream, reads_of, side_by_side
 
 MET = cw.logit_diff(3, 5)
 
@@ -115,6 +116,36 @@ def test_a_sweep_is_checked_by_the_module_whose_weights_stream(models: tuple[cw.
     assert models[0].fidelity.bitwise
     assert models[0].verify()
     assert _sweep(models[0], cw.sites("z", layer=":", head=0)).run().verify(n=2)
+
+
+def test_one_pass_over_the_weights_checks_all_cells(models: tuple[cw.Model, cw.Model]) -> None:
+    stream, moved = _stream(models[0]), []
+    result = _sweep(models[0], cw.sites("z", layer=":", head=":")).run()
+    for n in (2, 12):
+        before = stream.moved
+        check = result.verify(n=n)
+        moved.append(stream.moved - before)
+        assert check.passed
+        assert check.hooked == n
+
+    assert moved[1] <= 1.1 * moved[0]
+    assert result.verify(n=12).largest_deviation == (
+        _sweep(models[1], cw.sites("z", layer=":", head=":")).run().verify(n=12).largest_deviation
+    )
+
+
+def test_tasks_that_wait_for_each_other_at_weights_fail_together(models: tuple[cw.Model, cw.Model]) -> None:
+    module, stream, ids = models[0].module, _stream(models[0]), torch.arange(6)[None]
+
+    def task(number: int) -> Any:
+        with torch.no_grad():
+            return module(ids + number).logits if number < 3 else module("no ids")
+
+    expected = [task(number) for number in range(3)]
+    found = side_by_side(stream, [partial(task, number) for number in range(3)])
+    assert all(map(torch.equal, found, expected))
+    with pytest.raises(Exception, match="str"):
+        side_by_side(stream, [partial(task, number) for number in (0, 3, 1)])
 
 
 def test_the_reference_of_a_streamed_model_streams_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

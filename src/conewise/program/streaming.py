@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from conewise.errors import Argument, InputMismatchError, LoadError, PatchError
 from conewise.program.records import COPIES, REARRANGEMENTS, SELECTIONS, Program
 from conewise.program.rehearsal import is_rehearsal
 from conewise.program.tensors import is_wrapper
+from conewise.threads import helping
 
 ALIGNED = 512
 """The bytes at whose multiples the places of weights begin in a ring."""
@@ -359,6 +360,8 @@ class WeightStream:
 
     def held(self, numbers: Sequence[int]) -> list[Tensor]:
         """The numbers of some weights, on the device, until others are asked for."""
+        if (place := getattr(_SIDE_BY_SIDE, "place", None)) is not None:
+            place[0].wait(place[1], tuple(numbers))
         with self._lock, _disable_current_modes():
             if self._memory is None:
                 self._memory = _Memory(self.device, self.ring.size)
@@ -433,6 +436,96 @@ class WeightStream:
         """True if a tensor lies in the ring, whose memory is soon another weight's."""
         own = self._memory
         return own is not None and tensor.untyped_storage().data_ptr() == own.address
+
+
+T = TypeVar("T")
+_SIDE_BY_SIDE = threading.local()
+
+
+class _SideBySide:
+    """Tasks that wait for each other at every weight, so that one pass over the weights serves them all.
+
+    Each has a thread, and one of them runs at a time: it has the `turn` until it asks for other weights than
+    the `now`. Then the others come, and when all have asked, those that asked for the first ones go on.
+    """
+
+    def __init__(self, stream: WeightStream, count: int) -> None:
+        self._place = {number: place for place, number in enumerate(stream.order)}
+        self._asked: dict[int, tuple[int, ...]] = dict.fromkeys(range(count), ())
+        self._changed = threading.Condition()
+        self._now: tuple[int, ...] = ()
+        self._turn = 0
+        self.failed: list[BaseException] = []
+
+    def wait(self, task: int, numbers: tuple[int, ...]) -> None:
+        """Be asked for some weights by the task that has the turn; returns when it goes on."""
+        with self._changed:
+            if numbers != self._now:
+                self._asked[task] = numbers
+                self._pass_on()
+                self._begin(task)
+        if self.failed:
+            raise InterruptedError("another task failed, or the wait for them was interrupted")
+
+    def begin(self, task: int) -> None:
+        """Wait for the first turn of a task."""
+        with self._changed:
+            self._begin(task)
+
+    def end(self, task: int) -> None:
+        """Be told that a task is done."""
+        with self._changed:
+            del self._asked[task]
+            self._pass_on()
+
+    def _begin(self, task: int) -> None:
+        self._changed.wait_for(lambda: self._turn == task)
+
+    def _pass_on(self) -> None:
+        if not self._asked:
+            return
+        if self._now not in self._asked.values():
+            self._now = min(self._asked.values(), key=lambda one: [self._place.get(n, -1) for n in one])
+        self._turn = next(task for task, numbers in self._asked.items() if numbers == self._now)
+        self._changed.notify_all()
+
+
+def side_by_side(stream: WeightStream | None, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """What tasks return. Where weights stream, one pass over them does all: each has a thread meanwhile.
+
+    They run in turns, never two at a time, and hold what they compute with all the while.
+    """
+    if stream is None or len(tasks) < 2:
+        return [task() for task in tasks]
+    found: dict[int, T] = {}
+    turns, grad = _SideBySide(stream, len(tasks)), torch.is_grad_enabled()
+
+    def run(number: int) -> None:
+        turns.begin(number)
+        _SIDE_BY_SIDE.place = turns, number
+        try:
+            with torch.set_grad_enabled(grad):
+                if not turns.failed:
+                    found[number] = tasks[number]()
+        except BaseException as error:  # noqa: BLE001  # it is raised by who waits for all
+            turns.failed.append(error)
+        finally:
+            turns.end(number)
+
+    threads = [helping(functools.partial(run, number)) for number in range(len(tasks))]
+    for one in threads:
+        one.start()
+    try:
+        for one in threads:
+            one.join()
+    except BaseException as error:  # interrupted: no task works on behind the caller's back
+        turns.failed.append(error)
+        for one in threads:
+            one.join()
+        raise
+    if turns.failed:
+        raise turns.failed[0]
+    return [found[number] for number in range(len(tasks))]
 
 
 class _Memory:

@@ -24,6 +24,7 @@ from conewise.checks.verify import MULTIPLE, NoReferenceError, Reference, allowe
 from conewise.errors import SweepError, UnhookedWarning, warn
 from conewise.jobs.digests import device_and_dtype
 from conewise.program.export import tensor_leaves
+from conewise.program.streaming import side_by_side, streams_of
 from conewise.program.tensors import (
     SPLIT,
     TF32,
@@ -43,6 +44,9 @@ from conewise.sweeps.storage.result_data import CellCheck, ResultData
 
 CAN_FAIL = 1e-3
 """The largest share of the largest value that may be allowed: with more, a comparison could hardly fail."""
+
+SIDE_BY_SIDE = 16
+"""Forwards of a module whose weights stream that share a pass over them: each holds its values meanwhile."""
 
 TF32_TOLERANCE = 1e-2
 """The error allowed in a cell where TF32 keeps 10 bits of a factor."""
@@ -220,6 +224,8 @@ class Witness:
         self._rerun, self._reference = rerun, reference
         module = rerun.model.module if reference is None else reference.module
         self._module = HookedModule(module, rerun.model.program, rerun.model.signature)
+        streams = streams_of(module.parameters()) if not rerun.model.program.written else ()
+        self._stream = streams[0] if streams else None
         self._read = Outputs(rerun.model.program)
 
     @cached_property
@@ -253,19 +259,26 @@ class Witness:
                 self.shaken.append((true, self._of_module(batch, outputs, shown)))
         given = self._source_values(batch, hooks)
         own = self._edits(batch, (), given, hooks)
+        hooked = partial(self._hooked, batch, hooks=hooks, plain=plain)
+        wanted: list[tuple[list[Tensor], Callable[[], Tensor]]] = []
         if own.keys() | self._sites <= hooks.keys():
-            self.base.append(self._hooked(batch, own, hooks, plain))
+            wanted.append((self.base, partial(hooked, own)))
         for number, rows in self.cells.items():
             places = self._places(number)
             changes = self._edits(batch, places, given, hooks)
             entries = {_entry(place.entry) for place in places if isinstance(place, EdgePlace)}
             if changes.keys() | entries | self._sites <= hooks.keys():
-                rows.append(self._hooked(batch, changes, hooks, plain))
+                wanted.append((rows, partial(hooked, changes)))
             else:
                 values = self._interpreter.values(inputs, edits=changes)
                 outputs = self._interpreter.output(values)
                 rows.append(self._metrics(batch, outputs, values.__getitem__, values))
                 self.hooked.discard(number)
+        for first in range(0, len(wanted), SIDE_BY_SIDE):
+            some = wanted[first : first + SIDE_BY_SIDE]
+            made = side_by_side(self._stream, [task for _, task in some])
+            for (rows, _), found in zip(some, made, strict=True):
+                rows.append(found)
 
     @property
     def _sites(self) -> set[str]:
