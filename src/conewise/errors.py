@@ -96,9 +96,9 @@ NAN_OF_PADDING = (
 
 
 class ConewiseError(Exception):
-    """The root of the tree: `except ConewiseError` catches all that is ours.
+    """The base class of all errors that Conewise raises.
 
-    It is raised with its message: one text, or several pieces that are texts and `Argument`s.
+    Its arguments are the message: one string, or several pieces, each a string or an `Argument`.
     """
 
     def __str__(self) -> str:
@@ -106,11 +106,11 @@ class ConewiseError(Exception):
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The arguments that the message speaks of, in its order."""
+        """The arguments that the message mentions, in order."""
         return tuple(piece for piece in self.args if isinstance(piece, Argument))
 
     def message(self, written: Callable[[Argument], str] = str) -> str:
-        """Return the text, with every argument as `written` writes it; by default as Python does."""
+        """Return the message, with each argument formatted by `written`, by default as Python code."""
         return write(self.args, written)
 
 

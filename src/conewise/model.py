@@ -452,7 +452,7 @@ class Model(Captured):
         return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
     def fingerprint(self) -> str:
-        """A sha256 of the module's architecture and weights as they are now."""
+        """Compute the SHA-256 of the module's architecture and its current weights."""
         return fingerprint(self.module)
 
     def __repr__(self) -> str:

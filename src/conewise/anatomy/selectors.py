@@ -498,10 +498,10 @@ def with_sources(given: Selectors, sources: Sources) -> Selectors:
 
 @checked
 def pairs(sites: SelectorLike, *, singles: bool = False) -> Pairs:
-    """A world for each pair of cells, two places changed: `cw.pairs(cw.sites("z", layer=1, head=":"))`.
+    """Patch every pair of cells, each in its own world: `cw.pairs(cw.sites("z", layer=1, head=":"))`.
 
-    The pairs are unordered, and no cell is paired with itself. With `singles` there is a world for each
-    cell alone besides, in the same pass: `result.interactions()` needs them.
+    The pairs are unordered, and no cell is paired with itself. With `singles` there is also a world
+    for each cell alone, which `result.interactions()` needs.
     """
     of = as_selectors(sites)
     if any(isinstance(part, Pairs) for part in of.parts):

@@ -139,9 +139,9 @@ class Circuit(CircuitData):
         helps: float = -1.0,
         model: Captured | None = None,
     ) -> Circuit:
-        """A circuit of these edges of a model, or of a graph, by their names, in any order.
+        """Make a circuit of edges of a model or a graph, given by their names in any order.
 
-        Raises CircuitError for a name that is none, and for a log that is not one of decisions about edges.
+        Raises CircuitError for an unknown edge, and for a `log` that does not hold decisions about edges.
         """
         own, of, model = _home(graph, of, model)
         names = own.names(own.numbers(edges))
@@ -164,12 +164,12 @@ class Circuit(CircuitData):
     ) -> Circuit:
         """The edges with the largest scores: at most `top`, or all from `threshold` on.
 
-        With select="absolute" it is their size that counts, with "signed" helpful edges come first: `helps`
-        is the sign of their scores, −1 where these are effects of removal.
+        With select="absolute" edges are ranked by the absolute value of their scores, with "signed" by how
+        much they help: `helps` is the sign of a helpful edge's score, −1 if scores are effects of removal.
 
-        With `connected`, every edge lies on a path from the input to the logits: of those above a threshold,
-        the ones that do; and the top ones are found by growing from the logits, the largest score first.
-        Without it, they are the largest alone.
+        With `connected`, only edges on a path from the input to the logits are kept: with `threshold`, others
+        are dropped; with `top`, the circuit is grown from the logits, the largest score first. Without it,
+        edges are chosen by their scores alone.
         """
         own, of, model = _home(graph, of, model)
         known = checked_scores(own, scores)
@@ -259,15 +259,15 @@ class Circuit(CircuitData):
         max_memory: int | str | None = None,
         workers: int | str | Pool | None = None,
     ) -> Evaluation:
-        """Evaluate how much of what the model does the circuit does, with all other edges ablated.
+        """Evaluate how well the circuit alone, with all other edges ablated, reproduces the model.
 
-        `prompts` are pairs of any lengths, whose clean ones are the base; or `base` and `source` are runs of
-        one shape. With only="faithfulness" nothing else is computed. `source` is what removed edges carry:
-        what they do in a run, inputs or texts; "zero", nothing; "mean", their mean over the base;
-        "mean-positional", that at each position, "mean-template", over the prompts of a template too;
-        `cw.mean(...)`, that over another batch; or an `optimal_ablation`. `minimality` removes every edge of
-        the circuit once more. A circuit that was read from a file is bound to its model first:
-        `circuit.bind(model)`.
+        Give `prompts`, pairs of any lengths, whose clean prompts are the base; or `base` and `source`, runs
+        of one shape. With only="faithfulness" nothing else is computed. `source` is what ablated edges carry:
+        their values in a run, in inputs or in texts; "zero"; "mean", their mean over the base;
+        "mean-positional", their mean at each position; "mean-template", the same for each template's prompts;
+        `cw.mean(...)`, a mean over another batch; or an `optimal_ablation`. With `minimality`, each edge of
+        the circuit is also removed in turn. A circuit that was read from a file has to be bound to its
+        model first: `circuit.bind(model)`.
         """
         given = self._question("evaluate", prompts, base, source, metric, max_memory)
         return evaluate(given, [self.edges], only=only, minimality=minimality, workers=workers)[0]
@@ -283,12 +283,12 @@ class Circuit(CircuitData):
         lr: PositiveNumber = 0.01,
         batch_size: Positive | None = None,
     ) -> OptimalAblation:
-        """Learn what removed edges carry best: one vector for each writer.
+        """Learn the values that removed edges carry (optimal ablation): one vector for each writer.
 
-        It is a `source` of evaluations: `circuit.evaluate(prompts, source=circuit.optimal_ablation(prompts))`
-        (Li & Janson 2024). Vectors begin with their means over prompts and positions, and take `steps` of
-        Adam with the rate `lr`. Near is a small metric where it is a loss, "kl" by default, and a small
-        squared difference from the model otherwise. See `Model.find_circuit` for `batch_size`.
+        Use it as a `source`: `circuit.evaluate(prompts, source=circuit.optimal_ablation(prompts))`
+        (Li & Janson 2024). Vectors start at the means over prompts and positions and are trained for `steps`
+        steps of Adam with learning rate `lr`. If the metric is a loss ("kl", the default), it is minimised;
+        otherwise its squared difference from the model's. See `Model.find_circuit` for `batch_size`.
         """
         metric = "kl" if metric is None and prompts is not None else metric
         batches = in_batches(self._own_model("optimal_ablation"), prompts, batch_size)
@@ -389,11 +389,11 @@ class Circuit(CircuitData):
         evaluation: Evaluation | None = None,
         story: Story | None = None,
     ) -> Path:
-        """Write a page of it, one file that opens without a network; returns its path.
+        """Write the circuit as an HTML page, one file that opens offline, and return its path.
 
-        It has the layered picture, and a slider of the threshold, with the faithfulness of each where a
-        `curve` is given. `evaluation` is what `evaluate` found, `story` says what was asked. Raises
-        CircuitError where the file cannot be written.
+        The page draws the circuit in layers, with a slider for the threshold, which also shows faithfulness
+        if a `curve` is given. `evaluation` is what `evaluate` returned; `story` describes the question.
+        Raises CircuitError if the file cannot be written.
         """
         level = levels(self.graph, self.score_array())
         drawn = DrawnCircuit(

@@ -135,7 +135,7 @@ class Ray(Pool):
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Let all workers go; a local cluster that was started for them ends."""
+        """Stop all workers, and the local cluster if one was started for them."""
         if self._ray is None:
             return
         super().close()

@@ -337,7 +337,7 @@ class Graph:
         return [self._number(site) for site in sites]
 
     def edge(self, edge: Edge) -> tuple[int, int]:
-        """The numbers of an edge (input, reader), which must exist."""
+        """The node numbers of an edge (input, reader). Raises GraphError if there is none."""
         given: object = edge
         if not isinstance(given, tuple) or len(given) != 2:
             raise GraphError(f"an edge is a pair (input, reader), and {edge!r} is not one.")
@@ -432,7 +432,7 @@ class Graph:
 
     @checked
     def remove(self, graft: Graft) -> None:
-        """Take a graft out: whoever reads its output reads what the block read, as if it had never been."""
+        """Take a graft out: readers of its output read the block's input again."""
         self.journal.expect_idle("graph.remove")
         gone = [site for site in (*graft.sites, *graft.sources) if site not in self._numbers]
         if gone:
@@ -510,15 +510,15 @@ class Graph:
 
     @property
     def guards(self) -> tuple[Observer, ...]:
-        """Who is asked before every change of structure, besides the worlds."""
+        """The observers, besides the worlds, that are called before every change of structure."""
         return tuple(self._guards)
 
     def guard(self, guard: Observer) -> None:
-        """Ask `guard` before every change of structure, until `unguard`."""
+        """Call `guard` before every change of structure, until `unguard`."""
         self.journal.assign(self, "_guards", [*self._guards, guard])
 
     def unguard(self, guard: Observer) -> None:
-        """Stop asking `guard`."""
+        """Stop calling `guard` before changes of structure."""
         self.journal.assign(self, "_guards", [each for each in self._guards if each is not guard])
 
     def _approve(self, change: StructureChange, but: Observer | None = None) -> None:

@@ -131,8 +131,8 @@ def add(
 ) -> Intervention | Sources:
     """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape.
 
-    A mapping has a vector for each layer, `{3: v3, 4: v4}`: each site gets that of its own.
-        A list of scales is an axis `scale` of a sweep, with a world for each of them at each place:
+    A mapping has a vector for each layer, `{3: v3, 4: v4}`: each site gets the vector of its layer.
+    A list of scales adds an axis `scale` to a sweep, with a world for each scale at each site:
     `model.sweep(sites, base=base, source=cw.add(vector, scale=[-1, 0, 2]), metric=metric)`.
     """
     if isinstance(scale, Sequence):

@@ -33,14 +33,14 @@ from conewise.templates import heading, shown, table
 @checked
 @dataclass(frozen=True)
 class Surgery:
-    """Changes of a network, one after the other, that any model of the architecture can be given.
+    """A sequence of changes to a network, which can be applied to any model of the architecture.
 
         surgery = cw.Surgery().prune(cw.site("z", layer=1, head=2)).graft(("resid_post", 2), adapter)
         operated = surgery.apply(model)
 
-    A surgery is a value: each method returns a longer one, `undo()` one without its last step. `apply` makes
-    a new model, and leaves the one that it is given, and its module, as they are. Each step finds its place
-    in the model as the steps before it have left it.
+    A surgery is immutable: each method returns a new one with another step, and `undo()` one without the
+    last step. `apply` returns a new model and changes neither the given model nor its module. Each step is
+    applied to the result of the steps before it.
     """
 
     steps: tuple[Step | SpliceStep, ...] = ()
@@ -72,10 +72,10 @@ class Surgery:
     def redefine(
         self, what: PlaceLike, rule: Callable[..., Any] | None = None, *, weight: Tensor | None = None
     ) -> Surgery:
-        """Let a submodule, or the operation of a site, be computed by another rule, or with another weight.
+        """Replace the computation of a submodule or a site by `rule`, or a module's weight by `weight`.
 
-        A submodule's new rule is called as the old one was. That of a site receives what the old one read,
-        weights excepted. `weight` replaces the weight of the module at that path.
+        The rule of a submodule is called with the submodule's arguments, that of a site with the inputs of
+        the operation except weights. With `weight`, `what` is the path of the module.
         """
         place = as_place(what)
         if (rule is None) == (weight is None):
@@ -139,7 +139,7 @@ class Surgery:
 
     @classmethod
     def load(cls, folder: str | Path) -> Surgery:
-        """Read a surgery that was saved. Code is imported by its name: load what you trust."""
+        """Read a saved surgery. This imports code by name: only load files that you trust."""
         return cls(read(folder))
 
     @contextmanager

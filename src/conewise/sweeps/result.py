@@ -46,7 +46,7 @@ SHOWN = 5
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(ResultData):
-    """Values by cell, in the order of the sites; see `ResultData` for its fields."""
+    """The result of a sweep: values by cell, in the order of the sites. See `ResultData` for its fields."""
 
     # -- in natural axes -----------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Result(ResultData):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of `values`: of one selector, of a sum of several there is one, the cells; of a vector."""
+        """The axes of `values`: those of the selector, or "cell" if there are several; then a vector's."""
         cells = self.spreads[0].axes if len(self.spreads) == 1 else ("cell",)
         own = self.vectors[0].axes if self.vectors else ()
         return (*cells, *(f"metric_{axis}" if axis in cells else axis for axis in own))
@@ -390,17 +390,17 @@ class Result(ResultData):
         model: Captured | None = None,
         max_memory: int | str | None = None,
     ) -> FaithfulnessCurve:
-        """The faithfulness of circuits of growing size, by the effects of edges, nodes or neurons.
+        """Compute the faithfulness of circuits of growing size, ranked by the effects of this result.
 
-        It is the benchmark's curve: of the best edges at shares of all of them, helpful ones first and large
-        ones first, or as `select` says, "signed" or "absolute"; `sizes` are other shares, or counts. Edges on
-        no path are left out; with `greedy` circuits grow from the logits. Effects of heads and MLPs ("z",
-        "result", "mlp_out") choose nodes, each with all edges out of it, and those of their features in the
-        stream ("result" and "mlp_out" along `d`) neurons.
+        This is the curve of the circuit benchmark: circuits keep growing shares of all edges, ranked once by
+        signed and once by absolute effects, or only by `select`, "signed" or "absolute". `sizes` are other
+        shares, or counts. Edges on no path to the logits are left out; with `greedy` circuits grow from the
+        logits. Effects of heads and MLPs ("z", "result", "mlp_out") rank nodes, each with all its outgoing
+        edges; effects of their features in the stream ("result" and "mlp_out" along `d`) rank neurons.
 
         Circuits are evaluated on `prompts`, pairs of any lengths, or with `base` and `source`: see
-        `Circuit.evaluate`. `metric` is the name of the metric whose effects choose, the first unless it is
-        named; circuits are evaluated by it, or by `metric` itself if it is one.
+        `Circuit.evaluate`. `metric` names the metric that ranks and evaluates, by default the first; a metric
+        itself is used for the evaluation, and the first one ranks.
         """
         from conewise.circuits.curve import curve_by_effects  # noqa: PLC0415  # for circuits alone
 
@@ -462,12 +462,13 @@ class Result(ResultData):
         return save(self, folder)
 
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
-        """Write a page of it, one file that opens without a network; returns its path.
+        """Write the result as an HTML page, one file that opens offline, and return its path.
 
-        It is the page that `conewise report` makes. Where the sweep is at hand, the cone of every site is
-        drawn in it, and so are where the strongest heads look and the lens on the first prompts. `story` says
-        what was asked: the prompts, their tokens, the metric in words; that of a question has one already.
-        Raises SweepError, and leaves what is there, where the file cannot be written or is no regular file.
+        It is the page that `conewise report` makes. If the sweep is available, the page also draws the cone
+        of every site, the attention of the strongest heads and the lens on the first prompts. `story`
+        describes the question: the prompts, their tokens, the metric in words. Results of `model.ask` already
+        have one. Raises SweepError if the file cannot be written or is not a regular file; nothing is
+        overwritten then.
         """
         from conewise.report.folding import fold  # noqa: PLC0415  # for pages alone
         from conewise.report.inside import inside_of  # noqa: PLC0415  # for pages alone
@@ -607,9 +608,9 @@ class Result(ResultData):
         return [one.name for one, _ in self._each_metric()]
 
     def strongest(self, metric: str | None = None, top: Count = 5) -> list[tuple[Cell, float, float]]:
-        """The cells with the largest effects of a metric, either way: cell, effect, value.
+        """The cells with the largest absolute effects on a metric, as tuples (cell, effect, value).
 
-        Of a vector both are how far it is from that of the base.
+        If the metric is a vector, effect and value are both its distance from that of the base.
         """
         if self.vectors and metric not in self.metrics:
             own, told = self._metric_at(self._number(metric))[0], self.distances()

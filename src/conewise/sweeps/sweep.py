@@ -258,7 +258,7 @@ class Sweep(Runnable[Result]):
         return len(self._batches)
 
     def batch(self, number: int) -> Batch:
-        """One of the baselines, and what is put into it. Inputs are run for it."""
+        """Return a baseline by number, and what is patched into it; runs the model on them if needed."""
         if not 0 <= number < max(self.batches, 1):
             raise SweepError(f"no batch {number}: there are {self.batches}, from 0.")
         return self._batches[number]
