@@ -10,8 +10,7 @@ from typing import Any, overload
 
 import torch
 
-from conewise.anatomy.components import Components
-from conewise.anatomy.edges import Edges, Receivers, Senders, paths_of
+from conewise.anatomy.components import Components, Edges, Receivers, Senders, paths_of
 from conewise.anatomy.places import Index, PlaceLike, Places
 from conewise.anatomy.selectors import Selector, SelectorLike
 from conewise.arguments import Positive, PositiveNumber, Samples, Seed, Share, checked, expect
@@ -156,6 +155,9 @@ class Model(Captured):
         model's named sites read before the others; the outputs always stay. None: all that fits into
         1 GiB, else what patches at the named sites read. What is not kept is computed again when it
         is asked for; results do not depend on `keep`.
+
+        On a CUDA device a small run is computed when something of it is first read, with the weights and the
+        precision of now: a sweep computes base and source together.
 
         A model that has its tokenizer takes texts: `run("...")`, or several of one length.
         """

@@ -116,6 +116,18 @@ def aligned(rows: Sequence[tuple[str, str]], indent: str = "") -> list[str]:
     return [f"{indent}{label:<{width}}  {value}" for label, value in rows]
 
 
+def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Return rows of cells as lines, columns as wide as their widest cells; those of `right` end together."""
+    ends, widths = set(right), [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at in ends else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def table(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), *, numbers: Iterable[int] = ()) -> str:
     """Rows of text as a table. `columns` are its headings; `numbers` says which columns are aligned right.
 

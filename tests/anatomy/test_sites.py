@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from conewise.anatomy.sites import WHERE, SiteTable
 from conewise.errors import MissingSiteError
 from conewise.program.export import Exported, export
-from conewise.program.walk import Interpreter
+from conewise.program.walk import Interpreter, compile_rule
 from tests.program.marks import marks
 from tests.program.zoo import ZOO
 
@@ -139,7 +139,11 @@ def test_a_replaced_result_equals_the_z_that_makes_it(name: str) -> None:
     assert site.result is not None
     assert site.view is not None
     projection = site.result.projection
-    rule = site.result.replaced({"head": 2}, torch.zeros(2, 9, 64), 4, (2, 9))
+
+    def without(result: torch.Tensor) -> torch.Tensor:
+        return result * (torch.arange(4) != 2)[:, None]
+
+    rule = site.result.changed(compile_rule(projection), without, 4, (2, 9))
     fresh = rule(*(values[i] for i in projection.inputs))
     by_result = interpreter.values(given, {projection.name: fresh})
     zeroed = site.view.replace(values[site.node], {"head": 2}, torch.zeros(2, 9, 16))

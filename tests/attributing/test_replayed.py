@@ -98,7 +98,9 @@ def test_runs_parts_of_several_positions_and_other_sources_are_computed(replays:
     _, model = models("gpt2")
     base, source = inputs_of("gpt2", 1), inputs_of("gpt2", 2)
     for _ in range(3):
-        model.attribute(HEADS, base=model.run(**base), source=model.run(**source), metric=cw.logit(3)).run()
+        runs: dict[str, Any] = {"base": model.run(**base, keep="all")}
+        runs["source"] = model.run(**source, keep="all")
+        model.attribute(HEADS, **runs, metric=cw.logit(3)).run()
         model.attribute(HEADS, base=base, source="zero", metric=cw.logit(3)).run()
         several = [cw.site("resid_pre", layer=1, pos=[0, 2])]
         model.attribute(several, base=base, source=source, metric=cw.logit(3)).run()

@@ -15,7 +15,7 @@ from conewise.errors import Argument, Piece, write
 from conewise.extras import needs
 from conewise.program.records import Program
 from conewise.reactive.graph import Graph, cone_sizes
-from conewise.templates import heading, table
+from conewise.templates import columns, heading, table
 
 COLUMNS = ("name", "kind", "layer", "head", "pos", "shape", "cone", "node")
 SUMMARY = ("kind", "layers", "heads", "axes", "cone", "where it lies")
@@ -163,13 +163,7 @@ class Listing:
         `written` writes arguments that would make other kinds be there.
         """
         lines = [SUMMARY, *self._summary()]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(SUMMARY) - 1)]
-        text = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
-            ).rstrip()
-            for line in lines
-        ]
+        text = columns(lines)
         text.insert(1, "-" * max(map(len, text)))
         if len(lines) == 1:
             text = [self._no_kinds()]

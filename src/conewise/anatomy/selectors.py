@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-from conewise.anatomy.edges import Edges
+from conewise.anatomy.components import Edges
 from conewise.anatomy.places import (
     EdgePlace,
     Place,
@@ -286,20 +286,12 @@ def as_selectors(given: SelectorLike | Any) -> Selectors:
     """
     if isinstance(given, Selectors):
         return given
-    if isinstance(given, _ALONE):
-        return Selectors((given,))
     if isinstance(given, Edges):
         if not len(given):
             raise SiteError("a sweep over no edges: choose at least one.")
         return Selectors((given,))
-    if _is_selector(given):
-        return Selectors((sites(given),))
-    if is_place(given):
-        return Selectors((((as_place(given),),),))
-    if isinstance(given, SourcedCell):
-        return Selectors((((given,),),))
-    if isinstance(given, Places):
-        return Selectors(((tuple(given),),))
+    if isinstance(given, (*_ALONE, SourcedCell, Places)) or is_place(given):
+        given = (given,)
     if not isinstance(given, Iterable) or isinstance(given, bytes) or hasattr(given, "dtype"):
         raise SiteError(f"{describe(given)} is no place, no selector, and no list of them.")
     parts: list[Selector | SourcedCells | Pairs | list[Group]] = []

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conewise.anatomy.attention import Activation, Attention, find_attention, natural_axes, weight_of
-from conewise.anatomy.axes import Axes, Axis, Kept, Selection, View, regroup, resolved, view_of
+from conewise.anatomy.axes import Axes, Axis, Kept, View, regroup, view_of
 from conewise.anatomy.padding import shown_entries
 from conewise.anatomy.places import Place
 from conewise.anatomy.recurrence import READ, WRITE, find_recurrences
@@ -20,7 +20,7 @@ from conewise.anatomy.wiring import Wiring
 from conewise.errors import MissingSiteError, PatchError, Piece, describe, nearest
 from conewise.program.records import ModulePort, Program, Record
 from conewise.program.tensors import Tensor, mean_of
-from conewise.program.walk import Rule, compile_rule
+from conewise.program.walk import Rule
 
 AXES = ("batch", "pos", "head", "d_model")
 
@@ -49,16 +49,6 @@ class HeadResult:
         found: torch.Tensor = (weight.T if self.out_in else weight).unflatten(0, tuple(heads))  # type: ignore[no-untyped-call]
         return found
 
-    def replaced(self, selection: Selection, part: torch.Tensor, heads: int, shape: Sequence[int]) -> Rule:
-        """A rule for the projection under which the selected part of `result` is `part`."""
-
-        def change(result: torch.Tensor) -> torch.Tensor:
-            fresh = result.clone()
-            fresh[resolved(AXES, selection, result.shape)] = part
-            return fresh
-
-        return self.changed(compile_rule(self.projection), change, heads, shape)
-
     def changed(
         self, own: Rule, change: Callable[[torch.Tensor], torch.Tensor], heads: int, shape: Sequence[int]
     ) -> Rule:
@@ -68,15 +58,14 @@ class HeadResult:
         """
         weight_at = self.projection.inputs.index(self.weight)
         view = View(AXES, tuple((axis,) for axis in AXES), {})
+        lead = tuple(reversed(shape)) if self.is_pos_first else tuple(shape)
 
         def rule(*inputs: torch.Tensor) -> torch.Tensor:
             value: torch.Tensor = own(*inputs)
             weight = inputs[weight_at]
             wide = weight.shape[1] if self.out_in else weight.shape[0]
-            activation = next(
-                x for i, x in enumerate(inputs) if i != weight_at and x.shape[-1] == wide and x.ndim > 1
-            )
-            lead = tuple(reversed(shape)) if self.is_pos_first else tuple(shape)
+            others = (x for i, x in enumerate(inputs) if i != weight_at)
+            activation = next(x for x in others if x.shape[-1] == wide and x.ndim > 1)
             z = activation.reshape(*lead, heads, wide // heads)
             result = self.read(z.transpose(0, 1) if self.is_pos_first else z, weight, view)
             added = (change(result) - result).sum(2)

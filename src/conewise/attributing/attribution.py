@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,11 @@ from conewise.attributing.pieces import (
     HYBRID,
     AttributionPlan,
     AttributionRequest,
-    Counts,
     Piece,
     method_of,
     with_steps_from,
 )
-from conewise.attributing.work import Work
+from conewise.attributing.work import Counts, Work
 from conewise.errors import Argument, SweepError
 from conewise.jobs.job import Ahead, BatchPlan, Computed, Computing, Job, JobRun, pool_of, run_job, run_jobs
 from conewise.jobs.pool import Pool
@@ -331,7 +330,7 @@ class AttributionJob(Job[Approximation]):
                 f"({'; '.join(said[:3])}{left})."
             )
         full = [asked.full_counts(piece) for piece in asked.pieces]
-        counts = sum(run.counts, Counts(node_evaluations=ledger.node_evaluations))
+        counts = sum(run.counts, Counts())
         values = [run.values(number).transpose(0, 1) for number in range(self.batches)]
         plan = Later(lambda: self._plan(counts, full))
         found = sweep._result(
@@ -408,18 +407,11 @@ class PieceComputing(Computing):
         return asked.part_of(piece, rows)
 
     @contextmanager
-    def begin(self, batch: int) -> Iterator[PieceUnderWay]:
+    def begin(self, batch: int) -> Iterator[PieceComputing]:
         """Begin with a piece: it is computed when it is asked for."""
         del batch
-        yield PieceUnderWay(self, self._weights or self.asked.sweep.model.weights.contents())
-
-
-@dataclass(frozen=True, slots=True)
-class PieceUnderWay:
-    """A piece of an attribution."""
-
-    of: PieceComputing
-    weights: Contents
+        self._held = self._weights or self.asked.sweep.model.weights.contents()
+        yield self
 
     def count(self, chunk: int, ledger: SweepLedger) -> None:
         """Count nothing: what is resumed is counted with the baselines."""
@@ -427,20 +419,19 @@ class PieceUnderWay:
     def compute(self, share: Share, ledger: SweepLedger, memory: int | None, ahead: Ahead = None) -> Computed:
         """Compute a piece, or some of its prompts; without chunks, base and source alone."""
         del memory, ahead
-        asked, sweep, during = self.of.asked, self.of.asked.sweep, self.of.phases.during
-        piece, rows = self.of.piece(share), list[Tensor]()
+        asked, sweep, during, weights = self.asked, self.asked.sweep, self.phases.during, self._held
+        piece, rows = self.piece(share), list[Tensor]()
         with during("baselines"):
             batch = piece.batch(sweep)
             batch.expect_possible(sweep.spec.cells)
-        with trusting(batch, self.weights, self.of.phases):
+        with trusting(batch, weights, self.phases):
             work = Work(
                 batch,
                 piece.spec(sweep),
-                ledger,
                 asked.cells.reads,
-                self.weights.whole,
+                weights.whole,
                 is_one_pass=asked.method.is_one_pass,
-                may_replay=asked.max_memory is None,
+                may_replay=asked.max_memory is None and piece.rows is None,
             )
             if share.chunks:
                 budget = asked.max_memory
@@ -451,12 +442,9 @@ class PieceUnderWay:
             with during("baselines"):
                 base, source = work.numbers("base"), work.numbers("source")
         assert base is not None
-        counts = Counts(work.forwards, work.backwards, 0, work.flops)
+        counts = work.counts if share.chunks else asked.counts_of(piece)  # computed before, and resumed
         if share.chunks:
             rows.append((effects + base[:, None]).transpose(0, 1))
-        else:  # it was computed before, and is resumed
-            own = asked.counts_of(piece)
-            ledger.node_evaluations += own.node_evaluations
-            ledger.launches += own.node_evaluations
-            counts = Counts(own.forwards, own.backwards, 0, own.flops)
+        ledger.node_evaluations += counts.node_evaluations
+        ledger.launches += counts.node_evaluations
         return Computed((row for row in rows), lambda: base, lambda: source, lambda: counts)

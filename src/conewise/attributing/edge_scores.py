@@ -6,7 +6,7 @@ of the stream, through the reader's own norm and projection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -237,17 +237,6 @@ class EdgeScores(OnePass):
         """See `OnePass`."""
         return torch.stack([self._more(entry).isnan().any() for entry in self._entries]).any()
 
-    def tables(self, given: Mapping[str, Tensor], of: range | None = None) -> list[tuple[Tensor, bool]]:
-        """For each metric the effects by row of the table, and whether it is one number for all prompts.
-
-        See `forward` for what is given.
-        """
-        values, found = self.forward(given, of), []
-        for measured, is_last in self._work.measured(values):
-            gradients = self._work.gradients(measured, self.wanted(), is_last=is_last)
-            found.append((self.backward(gradients).cpu(), measured.is_shared))
-        return found
-
     def _read_gradients(
         self,
         entry: str,
@@ -404,14 +393,6 @@ class EdgeScores(OnePass):
         pairs = zip(stack.unbind(1), more.unbind(1), strict=True)
         return torch.stack([one.flatten(1) @ other.flatten(1).T for one, other in pairs], -1)
 
-    def of_tables(self, tables: Sequence[tuple[Tensor, bool]]) -> Tensor:
-        """[metric, cell, prompt] of effects by row: what one number for all prompts has is their sum."""
-        found = []
-        for table, is_shared in tables:
-            effects = self._table.by_cell(table)
-            found.append(effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects)
-        return torch.stack(found)
-
 
 def information_flow(work: Work, table: EdgeTable, _: int = 1) -> Tensor:
     """Information-flow routes (Ferrando & Voita 2024): [metric, cell, prompt], the base alone is read.
@@ -431,8 +412,7 @@ def information_flow(work: Work, table: EdgeTable, _: int = 1) -> Tensor:
             near = (stream.abs().sum(-1) - apart).clamp(min=0)
             shares = (near / near.sum(0).clamp(min=torch.finfo(near.dtype).tiny)).mean(-1)
         rows.append(-shares.repeat(sum(one.heads for one in slots), 1))
-    whole = torch.cat(rows).double().cpu()
-    return EdgeScores(work, table).of_tables([(whole, False)] * len(work.metrics))
+    return torch.stack([table.by_cell(torch.cat(rows).double().cpu())] * len(work.metrics))
 
 
 def eap_inputs(work: Work, table: EdgeTable, steps: int, *, first: int = 0) -> Tensor:
@@ -443,10 +423,9 @@ def eap_inputs(work: Work, table: EdgeTable, steps: int, *, first: int = 0) -> T
     With one step it is `eap`. From `first` = 1 on, the source's end is among the points, and the base's is
     not: so does the published code since February 2025.
     """
-    line, scores = lines(table, "eap-ig")[0], EdgeScores(work, table)
+    entering, *_ = _lines(table, "eap-ig")
     shares = (step / steps for step in range(first, first + steps))
-    points = (scores.tables(_point(work, line.node, share, "eap-ig")) for share in shares)
-    return scores.of_tables(_sum(points)) / steps
+    return _along(work, table, "eap-ig", [(entering[0], share, None) for share in shares]) / steps
 
 
 def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:
@@ -457,58 +436,52 @@ def eap_activations(work: Work, table: EdgeTable, steps: int) -> Tensor:
     base's; the gradients of `eap` are averaged along the line of an edge's own writer. With one step it is
     `eap`.
     """
-    scores, name = EdgeScores(work, table), "eap-ig-activations"
-
-    def points() -> Iterator[list[tuple[Tensor, bool]]]:
-        yield scores.tables(_point(work, "", 0.0, name))  # the first of every line
-        for line in lines(table, name):
-            for step in range(1, steps):
-                yield scores.tables(_point(work, line.node, step / steps, name), line.writers)
-
-    return scores.of_tables(_sum(points())) / steps
+    name = "eap-ig-activations"
+    shares = [step / steps for step in range(1, steps)]
+    behind = [(node, share, writers) for node, writers in _lines(table, name) for share in shares]
+    return _along(work, table, name, [("", 0.0, None), *behind]) / steps  # the first is that of every line
 
 
-def _sum(points: Iterable[list[tuple[Tensor, bool]]]) -> list[tuple[Tensor, bool]]:
-    """Tables of all metrics, added up over points."""
-    total: list[tuple[Tensor, bool]] = []
-    for found in points:
-        if not total:
-            total = found
-        else:
-            for (kept, _), (table, _) in zip(total, found, strict=True):
-                kept.add_(table)
-    return total
+def _lines(table: EdgeTable, method: str) -> list[tuple[str, range]]:
+    """The values that go along a line, what enters first, and the writers whose parts each is the sum of.
 
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A value that goes from the base's to the source's, and the writers whose parts it is the sum of."""
-
-    node: str
-    writers: range
-
-
-def lines(table: EdgeTable, method: str) -> list[Line]:
-    """The values that go along a line, what enters first. Raises EdgeError for edges of several stacks."""
+    Raises EdgeError for edges of several stacks.
+    """
     stacks = {id(one): one for one in table.facts.values()}
     if len(stacks) != 1:
         raise EdgeError(f"{method!r} is of edges of one stack: attribute to those of each stack alone.")
     (facts,) = stacks.values()
     components = facts.components
-    entering = Line(components.writers[0].node, range(1))
-    return [entering, *(Line(term, own) for term, own in components.terms.items() if own.start)]
+    entering = components.writers[0].node, range(1)
+    return [entering, *((term, own) for term, own in components.terms.items() if own.start)]
 
 
-def _point(work: Work, node: str, share: float, method: str) -> dict[str, Tensor]:
-    """The value of a node on the line from the base's to the source's; nothing where it is the base's."""
-    if work.has_source:
-        if not share:
-            return {}
-        run = work.batch.source
-        assert run is not None
-        (base,), (source,) = work.base.demand([node]), run.demand([node])
-        return {node: base + share * (source - base)}
-    raise SweepError(
-        f"{method!r} goes along a line from the base's values to the source's: give a run as the source, or "
-        "take method='eap'."
-    )
+def _along(
+    work: Work, table: EdgeTable, method: str, points: Iterable[tuple[str, float, range | None]]
+) -> Tensor:
+    """[metric, cell, prompt]: effects added up over points, each a node that is so far from base to source.
+
+    At some points the effects of some writers alone are counted.
+    """
+    if not work.has_source:
+        raise SweepError(
+            f"{method!r} goes along a line from the base's values to the source's: give a run as the source, "
+            "or take method='eap'."
+        )
+    scores = EdgeScores(work, table)
+    total: list[Tensor] = []
+    for node, share, of in points:
+        given = {}
+        if share:
+            run = work.batch.source
+            assert run is not None
+            (base,), (source,) = work.base.demand([node]), run.demand([node])
+            given = {node: base + share * (source - base)}
+        found, shared = [], []
+        for measured, is_last in work.measured(scores.forward(given, of)):
+            gradients = work.gradients(measured, scores.wanted(), is_last=is_last)
+            found.append(scores.backward(gradients).cpu())
+            shared.append(measured.is_shared)
+        total = [one.add_(more) for one, more in zip(total, found, strict=True)] if total else found
+    rows = map(table.by_cell, total)
+    return torch.stack([work.by_prompt(one, own) for one, own in zip(shared, rows, strict=True)])

@@ -270,7 +270,7 @@ def integrated(work: Work, sites: PatchedSites, steps: int) -> Tensor:
             values = work.record([node], given={node: base + (step / steps) * change})
             for row, (measured, is_last) in enumerate(work.measured(values)):
                 (found,) = work.gradients(measured, [values[node]], is_last=is_last)
-                part = work.by_prompt(measured, patches.by_cell({node: found}, some))
+                part = work.by_prompt(measured.is_shared, patches.by_cell({node: found}, some))
                 effects[row, own] += part / steps
     return effects
 
@@ -305,7 +305,7 @@ def atp_star(work: Work, sites: PatchedSites, _: int = 1) -> Tensor:
         left = star.left[:, None].expand_as(size)
         size = torch.where(left > 0, size / left.clamp(min=1), signed.abs())
         effects = torch.where(signed < 0, -size, size)
-        rows.append(work.by_prompt(measured, effects))
+        rows.append(work.by_prompt(measured.is_shared, effects))
     return torch.stack(rows)
 
 

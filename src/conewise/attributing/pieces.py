@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from conewise.attributing.edge_scores import (
 )
 from conewise.attributing.node_scores import PatchedSites, SiteEffects, atp_star, integrated
 from conewise.attributing.relevance import GradientInteractions, Relevance
-from conewise.attributing.work import Work
+from conewise.attributing.work import Counts, Work
 from conewise.errors import BudgetError, SweepError
 from conewise.jobs.store import Request
 from conewise.program.rehearsal import peak_of
@@ -36,7 +36,6 @@ from conewise.runs.metrics import Metric
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, Run
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.reading import SweepLedger
 from conewise.sweeps.planning.planner import facts_of, keep, tail_of
 from conewise.sweeps.planning.schedule import no_room
 from conewise.sweeps.planning.spec import SweepSpec
@@ -177,29 +176,6 @@ def method_of(name: str) -> Method:
     if name not in METHODS:
         raise SweepError(f"no method {name!r} of attribution; there are {', '.join((*METHODS, HYBRID))}.")
     return METHODS[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The cost of some passes."""
-
-    forwards: int = 0
-    backwards: int = 0
-    node_evaluations: int = 0
-    flops: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return self.plus(other)
-
-    def plus(self, other: Counts, times: int = 1) -> Counts:
-        """Return these, and others so many times."""
-        pairs = zip(astuple(self)[:4], astuple(other)[:4], strict=True)
-        return Counts(*(one + times * more for one, more in pairs))
-
-    def passes(self, joint: str = ", ") -> str:
-        """Return how many passes there are, in words."""
-        named = ((self.forwards, "forward"), (self.backwards, "backward"))
-        return joint.join(f"{count:,} {what} pass{'' if count == 1 else 'es'}" for count, what in named)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -472,9 +448,9 @@ class AttributionRequest:
                     for run in own.runs:
                         trusting.enter_context(run.trusted())
                     one_pass = self.method.is_one_pass
-                    work = Work(own, spec, SweepLedger(), self.cells.reads, Sums(()), is_one_pass=one_pass)
+                    work = Work(own, spec, self.cells.reads, Sums(()), is_one_pass=one_pass)
                     self.method.scores(work, self.cells, steps)
-                counts = Counts(work.forwards, work.backwards, work.ledger.node_evaluations, work.flops)
+                counts = work.counts
 
             peak = peak_of(compute)
             return peak, counts

@@ -23,7 +23,6 @@ from conewise.runs.interventions import as_intervention
 from conewise.runs.metrics import fetched
 from conewise.runs.run import InputRun, PassRun, replays_of
 from conewise.sweeps.execution.cuda_graph import GraphPool, copy_all
-from conewise.sweeps.execution.reading import SweepLedger
 
 KINDS = 4
 """Graphs of so many kinds are kept with a model."""
@@ -71,11 +70,9 @@ def effects(work: Work, name: str, cells: tuple[Cell, ...], make: Make) -> Tenso
     found = None if kind.replayed is None else kind.replayed.effects(work)
     if found is not None:
         return found
-    before = work.counted()
     found = make(work).effects()
     if kind.replayed is None and not kind.is_out:
-        counts = tuple(now - then for now, then in zip(work.counted(), before, strict=True))
-        kind.replayed = _recorded(work, make, replays.pool, counts, found)
+        kind.replayed = _recorded(work, make, replays.pool, found)
         kind.is_out = kind.replayed is None
     return found
 
@@ -102,12 +99,13 @@ def _key(work: Work, name: str, cells: tuple[Cell, ...]) -> Hashable | None:
     return (name, id(cells), work.targets, len(work.metrics), work.tail, tokens, *keys)
 
 
-def _recorded(
-    work: Work, make: Make, pool: GraphPool, counts: tuple[int, ...], expected: Tensor
-) -> ReplayedPass | None:
+def _recorded(work: Work, make: Make, pool: GraphPool, expected: Tensor) -> ReplayedPass | None:
+    if not make(work).is_apart:
+        return None
+    counts = work.counts
     try:
-        made = ReplayedPass(work, make, pool, counts)
-        found = made.effects(work, is_counted=False)
+        made = ReplayedPass(work, make, pool)
+        found, work.counts = made.effects(work), counts
     except Exception:  # noqa: BLE001  # whatever a device says: it is computed as before
         return None
     return made if found is not None and bitwise_same(found, expected) else None
@@ -116,8 +114,8 @@ def _recorded(
 class ReplayedPass:
     """The two forwards and the backward pass of attributions of one kind, over slots for their inputs."""
 
-    def __init__(self, work: Work, make: Make, pool: GraphPool, counts: tuple[int, ...]) -> None:
-        self._asked, self._make, self._counts = work, make, counts
+    def __init__(self, work: Work, make: Make, pool: GraphPool) -> None:
+        self._asked, self._make, self._counts = work, make, work.counts
         given, model = work.given, work.model
         assert given.source is not None
         runs = {"base": given.base, "source": given.source}
@@ -147,13 +145,9 @@ class ReplayedPass:
     def _prepare(self) -> None:
         """Make ready what the host does before a forward."""
         asked, columns = self._asked, self._columns
-        given, ledger = self._given, SweepLedger()
-        self._work = Work(
-            given, asked.spec, ledger, asked.reads, asked.weights, is_one_pass=True, columns=columns
-        )
+        given, weights = self._given, asked.weights
+        self._work = Work(given, asked.spec, asked.reads, weights, is_one_pass=True, columns=columns)
         self._scores = self._make(self._work)
-        if not self._scores.is_apart:
-            raise ValueError(self._scores)
         self._is_ready = True
 
     def _forward(self) -> None:
@@ -189,7 +183,7 @@ class ReplayedPass:
             self._shape = numbers.shape
             self._numbers = torch.cat([numbers.reshape(-1), self._has_nan.to(numbers.dtype)[None]])
 
-    def effects(self, work: Work, *, is_counted: bool = True) -> Tensor | None:
+    def effects(self, work: Work) -> Tensor | None:
         """[metric, cell, prompt]; None where what is put in has NaN: computing it says what."""
         given, narrow = work.given, None if self._work.narrow is None else work.narrowest
         assert given.source is not None
@@ -211,7 +205,7 @@ class ReplayedPass:
             numbers = self._numbers.cpu()
             if numbers[-1]:
                 return None
-            rows.append(work.by_prompt(measured, self._finished(numbers[:-1].view(self._shape))))
+            rows.append(work.by_prompt(measured.is_shared, self._finished(numbers[:-1].view(self._shape))))
             base.append(fetched(metric, measured.numbers.detach()))
         work.note("base", torch.stack(base))
         work.note_numbers(
@@ -221,8 +215,7 @@ class ReplayedPass:
             given.source.inputs,
             work.narrowed(work.reads),
         )
-        if is_counted:
-            work.count_passes(self._counts)
+        work.counts += self._counts
         return torch.stack(rows)
 
     def _finished(self, numbers: Tensor) -> Tensor:

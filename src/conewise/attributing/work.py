@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,12 +23,35 @@ from conewise.runs.metrics import fetched
 from conewise.runs.reading import Reading
 from conewise.runs.run import InputRun, PassRun
 from conewise.sweeps.execution.batch import Batch
-from conewise.sweeps.execution.reading import MetricReader, SweepLedger
+from conewise.sweeps.execution.reading import MetricReader
 from conewise.sweeps.planning.planner import facts_of, is_product, readout, tail_of
 from conewise.sweeps.planning.shapes import ShapeFacts
 from conewise.sweeps.planning.spec import SweepSpec
 
 _RELEVANCE = "_relevance"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The cost of some passes."""
+
+    forwards: int = 0
+    backwards: int = 0
+    node_evaluations: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return self.plus(other)
+
+    def plus(self, other: Counts, times: int = 1) -> Counts:
+        """Return these, and others so many times."""
+        pairs = zip(astuple(self)[:4], astuple(other)[:4], strict=True)
+        return Counts(*(one + times * more for one, more in pairs))
+
+    def passes(self, joint: str = ", ") -> str:
+        """Return how many passes there are, in words."""
+        named = ((self.forwards, "forward"), (self.backwards, "backward"))
+        return joint.join(f"{count:,} {what} pass{'' if count == 1 else 'es'}" for count, what in named)
 
 
 class Work:
@@ -37,8 +61,8 @@ class Work:
     `is_one_pass`, one forward alone is recorded, which is the base's own: with the source's and a backward
     pass that is all. Else passes read the base as it is, and all of its values are kept.
 
-    `ledger` counts a node once for each pass that computes it, and once for each backward pass through it;
-    `flops` likewise, a backward pass by each input that is differentiated. `weights` are those that all is
+    `counts` has a node once for each pass that computes it, and once for each backward pass through it; FLOPs
+    likewise, a backward pass by each input that is differentiated. `weights` are those that all is
     computed with.
 
     With `columns`, where the tokens stand that metrics read, the device's work is being recorded: metrics are
@@ -49,7 +73,6 @@ class Work:
         self,
         batch: Batch,
         spec: SweepSpec,
-        ledger: SweepLedger,
         reads: Collection[str],
         weights: Sums,
         *,
@@ -57,7 +80,7 @@ class Work:
         columns: Tensor | None = None,
         may_replay: bool = False,
     ) -> None:
-        self.metrics, self.ledger, self.weights = spec.metrics, ledger, weights
+        self.metrics, self.weights, self.counts = spec.metrics, weights, Counts()
         self.spec, self.given, self.is_recording = spec, batch, columns is not None
         self.may_replay = may_replay
         self.model = batch.base.model
@@ -66,7 +89,6 @@ class Work:
         self.shape = self.facts.shape(self.inputs)
         self.prompts = self.facts.read.prompts(self.inputs)
         self.targets = self.facts.targets(self.metrics)
-        self.flops = self.forwards = self.backwards = 0
         self._batch, self.reads = batch, tuple(dict.fromkeys(reads))
         self._is_one_pass = is_one_pass
         self.tail = max(tail_of(self.facts, self.metrics, run.inputs) for run in batch.runs)
@@ -215,9 +237,8 @@ class Work:
         if is_first:
             base = self._batch.base
             self._replace(base=self._noted(base, "base", tape, values, self.narrow))
-        self.behind, self.forwards = behind, self.forwards + 1
-        self.flops += sum(map(self.shape.costs.flops, behind))
-        self.count(len(behind))
+        self.behind = behind
+        self.counts += Counts(1, 0, len(behind), sum(map(self.shape.costs.flops, behind)))
         return values
 
     def measured(self, values: Recorded) -> Iterator[tuple[Measured, bool]]:
@@ -230,12 +251,11 @@ class Work:
         self, measured: Measured, values: Sequence[Tensor], *, is_last: bool = True
     ) -> tuple[Tensor, ...]:
         """A backward pass through the last forward pass, which costs it once for each input of a node."""
-        self.backwards += 1
         inside, records, flops = frozenset(self.behind), self.shape.records, self.shape.costs.flops
-        self.flops += sum(
+        each = (
             max(1, sum(one in inside for one in records[name].inputs)) * flops(name) for name in self.behind
         )
-        self.count(len(self.behind))
+        self.counts += Counts(0, 1, len(self.behind), sum(each))
         return self._tape.gradients(measured, values, is_last=is_last)
 
     def relevance(self, kind: type[Relevance] | None) -> Relevance | None:
@@ -250,23 +270,9 @@ class Work:
             known[key] = kind(self.model.program, attentions, self.targets)
         return known[key]
 
-    def counted(self) -> tuple[int, ...]:
-        """Return what was counted: forwards, backwards, FLOPs, nodes, launches."""
-        ledger = self.ledger
-        return self.forwards, self.backwards, self.flops, ledger.node_evaluations, ledger.launches
-
-    def count_passes(self, counts: Sequence[int]) -> None:
-        """Count passes that were replayed, as `counted` has them."""
-        forwards, backwards, flops, evaluations, launches = counts
-        self.forwards, self.backwards = self.forwards + forwards, self.backwards + backwards
-        self.flops += flops
-        self.ledger.node_evaluations += evaluations
-        self.ledger.launches += launches
-
     def count(self, evaluations: int) -> None:
-        """Count nodes that were computed."""
-        self.ledger.node_evaluations += evaluations
-        self.ledger.launches += evaluations
+        """Count nodes that were computed beside passes."""
+        self.counts += Counts(node_evaluations=evaluations)
 
     def narrowed(self, kept: Collection[str]) -> Narrow | None:
         """Return the part of the metrics' output that suffices; None where all of it is computed."""
@@ -292,12 +298,12 @@ class Work:
                 "Give the prompts one by one: a list of bases, and a list of sources."
             )
 
-    def by_prompt(self, measured: Measured, effects: Tensor) -> Tensor:
+    def by_prompt(self, is_shared: bool, effects: Tensor) -> Tensor:
         """Effects [cell, prompt] as a metric has them: what one number for all prompts has is their sum."""
-        return effects.sum(-1, keepdim=True).expand_as(effects) if measured.is_shared else effects
+        return effects.sum(-1, keepdim=True).expand_as(effects) if is_shared else effects
 
 
-class OnePass:
+class OnePass(ABC):
     """Effects by one recorded forward, and a backward pass for each metric.
 
     Its parts are apart, so that a device's work can be recorded: `forward` and `backward` compute on the
@@ -312,25 +318,25 @@ class OnePass:
         """True if its parts can be told apart."""
         return True
 
+    @abstractmethod
     def forward(self) -> Recorded:
         """Return the recorded values, once what backward passes read besides is computed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wanted(self) -> list[Tensor]:
         """Return the recorded values by which is differentiated."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the numbers that effects are made of, given the gradients by what is `wanted`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, numbers: Tensor) -> Tensor:
         """[cell, prompt] in float64, of the numbers on the host."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_nan(self) -> Tensor:
         """True if what is put in has a NaN, which is refused."""
-        raise NotImplementedError
 
     def scored(self, gradients: Sequence[Tensor]) -> Tensor:
         """[cell, prompt] in float64, given the gradients by what is `wanted`."""
@@ -341,7 +347,7 @@ class OnePass:
         values, rows = self.forward(), []
         for measured, is_last in self._work.measured(values):
             gradients = self._work.gradients(measured, self.wanted(), is_last=is_last)
-            rows.append(self._work.by_prompt(measured, self.scored(gradients)))
+            rows.append(self._work.by_prompt(measured.is_shared, self.scored(gradients)))
         return torch.stack(rows)
 
 

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conewise.anatomy.components import Components, Writer
+from conewise.anatomy.components import Components, Edges, Writer, as_positions, edges_of
 from conewise.anatomy.edge_graph import EdgeGraph
-from conewise.anatomy.edges import Edges, as_positions, edges_of
 from conewise.attributing.relevance import Relevance
 from conewise.circuits.stream_parts import StreamParts, StreamViews
 from conewise.circuits.walks import StackedValues, stacked_walk

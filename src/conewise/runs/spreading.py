@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from conewise.anatomy.edges import Edges, edge_place, part_of
+from conewise.anatomy.components import Edges, edge_place, part_of
 from conewise.anatomy.places import EdgePlace, Place, Places, SourcedPlace, as_place
 from conewise.anatomy.selectors import (
     AXES,

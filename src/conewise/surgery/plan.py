@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import torch
@@ -17,7 +17,7 @@ from conewise.reactive.world import World
 from conewise.runs.captured import Captured, Made
 from conewise.runs.splicing import SpliceStep
 from conewise.surgery.steps import Step
-from conewise.templates import heading, table
+from conewise.templates import columns, heading, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,7 @@ class SurgeryPlan:
         return tuple(self.grafts[one] for one in found)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                str(number),
-                one.step,
-                *map(str, (one.fresh, one.invalid, one.removed, one.recomputed, one.isolated)),
-            )
-            for number, one in enumerate(self.steps)
-        ]
+        return [(str(number), *map(str, astuple(one))) for number, one in enumerate(self.steps)]
 
     def _words(self) -> str:
         words = (
@@ -143,16 +136,7 @@ class SurgeryPlan:
         return words
 
     def __str__(self) -> str:
-        rows = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
-        lines = (
-            "  ".join(
-                cell.ljust(width) if at == 1 else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
-        return "\n".join([*lines, self._words()])
+        return "\n".join([*columns([_COLUMNS, *self._rows()], (0, *range(2, 7))), self._words()])
 
     __repr__ = __str__
 
@@ -186,17 +170,8 @@ def plan(
                 if alone is not None and alone.at is not None:
                     grafts.append(GraftAt(alone.at, len(isolated.fresh)))
                     numbers.append(len(costs))
-                invalid = len(found.changed) + len(found.below)
-                costs.append(
-                    StepCost(
-                        str(step),
-                        len(found.fresh),
-                        invalid,
-                        len(found.gone),
-                        found.recomputed,
-                        isolated.recomputed,
-                    )
-                )
+                counts = len(found.fresh), len(found.changed) + len(found.below), len(found.gone)
+                costs.append(StepCost(str(step), *counts, found.recomputed, isolated.recomputed))
     are_apart = len({graft.at for graft in grafts}) == len(grafts)
     return SurgeryPlan(
         tuple(costs),

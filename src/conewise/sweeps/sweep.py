@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conewise.anatomy.axes import resolved, selected
-from conewise.anatomy.edges import Edges
+from conewise.anatomy.components import Edges
 from conewise.anatomy.padding import has_mask, hides_some, shown_positions
 from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import (

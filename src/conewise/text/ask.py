@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from conewise.anatomy.edges import Edges
+from conewise.anatomy.components import Edges
 from conewise.anatomy.places import Place, read_name
 from conewise.anatomy.selectors import (
     AXES,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conewise.anatomy.edges import Edges
+from conewise.anatomy.components import Edges
 from conewise.anatomy.places import EdgePlace, Place
 from conewise.anatomy.selectors import Pairs, Part, Selector, Selectors, SourceAt, SourcedCell, SourcedCells
 from conewise.errors import Argument, IdentityError, SweepError
