@@ -8,9 +8,10 @@ computed, or the work cannot be recorded, none of that kind is replayed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -166,6 +167,11 @@ class ReplayedPass:
         found = ((name, self._values[name]) for name in self._work.targets)
         return {name: one for name, one in found if isinstance(one, Tensor) and one.requires_grad}
 
+    def _read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What metrics read, in memory of its own: a metric may keep it."""
+        found = ((name, values[name]) for name in self._work.targets)
+        return {name: one.detach().clone() if isinstance(one, Tensor) else one for name, one in found}
+
     def _backward(self) -> None:
         targets, wanted = self._targets(), self._scores.wanted()
         passed = [self._passed[name] for name in targets]
@@ -197,8 +203,9 @@ class ReplayedPass:
         rows, base = [], []
         tape = work.tape_of(given.base)
         for metric in work.metrics:
-            leaves = {name: one.detach().requires_grad_() for name, one in self._targets().items()}
-            measured = tape.measure(metric, {**self._values, **leaves}, given.base.inputs, narrow)
+            values = self._read(self._values)
+            leaves = {name: values[name].requires_grad_() for name in self._targets()}
+            measured = tape.measure(metric, values, given.base.inputs, narrow)
             gradients = tape.gradients(measured, list(leaves.values()))
             copy_all([self._passed[name] for name in leaves], list(gradients))
             backward.replay()
@@ -211,7 +218,7 @@ class ReplayedPass:
         work.note_numbers(
             "source",
             work.tape_of(given.source),
-            dict(self._source_values),
+            self._read(self._source_values),
             given.source.inputs,
             work.narrowed(work.reads),
         )
