@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -181,7 +183,7 @@ def test_a_circuit_of_a_site_has_edges_in_front_of_it_alone() -> None:
     given = small("gpt2")
     direction = torch.randn(given.base["mlp_out", 0].shape[-1], generator=torch.Generator().manual_seed(0))
     metric = cw.read(cw.site("mlp_out", layer=1, pos=-1), direction=direction)
-    asked = {"base": given.base, "source": given.source, "metric": metric}
+    asked: Any = {"base": given.base, "source": given.source, "metric": metric}
     found = given.model.find_circuit(**asked, threshold=1e-3, harm="either").run(progress=False)
     readers = {edge.partition("->")[2].partition("<")[0] for edge in map(str, found.edges)}
     assert readers
