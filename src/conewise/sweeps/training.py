@@ -151,6 +151,7 @@ class Labels:
 
     def __init__(self) -> None:
         self.now = torch.zeros(0, dtype=torch.long)
+        self.metrics = Metric("loss", self.loss), Metric("right", self.right)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Cross-entropy of the labels, [world, prompt]."""
@@ -201,10 +202,9 @@ class Shaped:
         self.labels = fit.labels
         model, self._kind = fit.model, fit.kind
         put = Intervention(fit.kind.name, _unused, (fit.kind.name,), is_function=True)
-        metric = Metric("loss", self.labels.loss)
         self.batch = min(batch, len(examples))
         inputs = joined([examples[0]] * self.batch, "base")
-        self.sweep = Sweep(model, fit.sites, base=inputs, source=put, metric=metric)
+        self.sweep = Sweep(model, fit.sites, base=inputs, source=put, metric=fit.labels.metrics[0])
         self.plan, self.bytes = _cut_for(self.sweep, budget)
         compiled = self.plan.compiled
         assert compiled is not None
@@ -213,7 +213,6 @@ class Shaped:
         self._executor = WavefrontExecutor(
             model, compiled, self.facts, self.sweep.spec, facts_of(model).rules
         )
-        self._metric, self._right = metric, Metric("right", self.labels.right)
         self._fills = [
             PassFills(compiled, one, self.sweep.spec.cells, model.locate) for one in compiled.passes
         ]
@@ -221,7 +220,7 @@ class Shaped:
     def run(
         self, examples: Sequence[Example], ready: Mapping[int, Stacks], rows: Any, *, records: bool
     ) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
-        """For each pass its cells, and their loss and whether they are right, [world, prompt]."""
+        """For each pass its cells, their loss, and where nothing is recorded whether they are right."""
         model, device = self.model, facts_of(self.model)
         inputs = [joined(examples, side) for side in ("base", "source")]
         asked = Batch(InputRun(model, inputs[0]), InputRun(model, inputs[1]), self._put)
@@ -236,7 +235,8 @@ class Shaped:
             def read(name: str) -> Any:
                 return as_constant(plain(name))
 
-            target = device.target(self._metric)
+            target, count = device.target(self.labels.metrics[0]), len(examples)
+            metrics = [at_run(one, model, inputs[0], target) for one in self.labels.metrics]
             where = next(iter(ready.values()))
             self.labels.now = torch.tensor(
                 [one.label for one in examples], device=next(iter(where.values())).device
@@ -244,12 +244,10 @@ class Shaped:
             for one, fills in zip(self.compiled.passes, self._fills, strict=True):
                 values.order = self.compiled.order[one.first : one.first + one.worlds]
                 outputs = self._executor.recorded(one.program, read, fills, values, records=records)
-                metrics = [at_run(m, model, inputs[0], target) for m in (self._metric, self._right)]
                 with recording() if records else computing():
-                    stack = device.read.arranged(target, outputs[target], one.worlds, len(examples))
-                    count = len(examples)
+                    stack = device.read.arranged(target, outputs[target], one.worlds, count)
                     loss = applied(metrics[0], count, stack)
-                    right = applied(metrics[1], count, stack.detach())
+                    right = loss if records else applied(metrics[1], count, stack)  # not counted in training
                 yield values.order, loss, right
 
 
@@ -357,7 +355,7 @@ class Fit(Runnable["Fitted"]):
             raise PromptError("no examples: give (base, source, label) for each.")
         self.examples = found
         first = self._shaped(DEFAULT_MEMORY)[0]
-        target = first.facts.records[facts_of(model).target(Metric("loss", self.labels.loss))]
+        target = first.facts.records[facts_of(model).target(self.labels.metrics[0])]
         tokens = (target.shape or (0,))[-1]
         for one in (*self.examples, *self.held_out):
             if isinstance(tokens, int) and one.label >= tokens:
@@ -766,18 +764,13 @@ class Fitted:
         """Write it into a folder, as safetensors; `cw.open(folder)` reads it."""
         where = as_path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        places = [
-            [one.name, one.layer, one.stack, {a: _plain(i) for a, i in one.part.items()}]
-            for one in self.places
-        ]
-        about = {
+        about = {name: getattr(self, name) for name in ("names", "axes", "coordinates", "rows", "held_out")}
+        about |= {
             "kind": [type(self.kind).__name__, {n: v for n, v in vars(self.kind).items() if n != "start"}],
-            "names": self.names,
-            "places": places,
-            "axes": self.axes,
-            "coordinates": self.coordinates,
-            "rows": self.rows,
-            "held_out": self.held_out,
+            "places": [
+                [one.name, one.layer, one.stack, {axis: _plain(part) for axis, part in one.part.items()}]
+                for one in self.places
+            ],
             "identity": self.origin,
             "step": len(self.losses),
         }
@@ -816,13 +809,17 @@ class Fitted:
 
 
 def _plain(index: Any) -> Any:
-    return (
-        index
-        if isinstance(index, int)
-        else [index.start, index.stop, index.step, "slice"]
-        if isinstance(index, slice)
-        else list(index)
-    )
+    """A part of an axis as JSON has it."""
+    if isinstance(index, slice):
+        return [index.start, index.stop, index.step, "slice"]
+    return index if isinstance(index, int) else list(index)
+
+
+def _index(plain: Any) -> Any:
+    """A part of an axis of what `_plain` made of it."""
+    if isinstance(plain, int):
+        return plain
+    return slice(*plain[:3]) if plain[-1:] == ["slice"] else tuple(plain)
 
 
 def is_fit(folder: Path) -> bool:
@@ -848,19 +845,7 @@ def load_fit(folder: Path) -> Fitted:
             _, width, own = key.split("/")
             parameters.setdefault(int(width), {})[own] = value
     places = tuple(
-        Place(
-            n,
-            layer,
-            stack,
-            {
-                a: slice(*i[:3])
-                if isinstance(i, list) and i[-1:] == ["slice"]
-                else tuple(i)
-                if isinstance(i, list)
-                else i
-                for a, i in part.items()
-            },
-        )
+        Place(n, layer, stack, {axis: _index(plain) for axis, plain in part.items()})
         for n, layer, stack, part in about["places"]
     )
     return Fitted(
