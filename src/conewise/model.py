@@ -147,14 +147,14 @@ class Model(Captured):
 
     @within_memory("this run")
     def run(self, /, *args: Any, keep: Keep = None, **kwargs: Any) -> Run:
-        """The baseline for one input: the module's outputs, and every site's value.
+        """Run the model on one input, and return the baseline: the module's outputs, and every site's value.
 
         `keep` says which values stay in memory. "all": all of them. A list of places (a bare kind
         such as "z" is all of its layers): just what patches at these places will read. A number of
-        bytes, or text like "500MB": as many as are estimated to fit, those that patches at the
-        model's named sites read before the others; the outputs always stay. None: all that fits into
-        1 GiB, else what patches at the named sites read. What is not kept is computed again when it
-        is asked for; results do not depend on `keep`.
+        bytes, or text like "500MB": as many as are estimated to fit, beginning with those that patches
+        at the model's named sites read; the outputs always stay. None: everything if it fits into 1 GiB,
+        otherwise what patches at the named sites read. Other values are recomputed when they are
+        read; results do not depend on `keep`.
 
         On a CUDA device a small run is computed when something of it is first read, with the weights and the
         precision of now: a sweep computes base and source together.
@@ -196,7 +196,7 @@ class Model(Captured):
         precision: str | None = None,
         generate: int | Writing | None = None,
     ) -> Sweep | WritingSweep:
-        """Patch every one of `sites` in a world of its own, and read `metric` there.
+        """Patch each of `sites` in a world of its own, and evaluate `metric` there.
 
         `base` is the run that is changed, or its inputs, or several of either; or texts, where the model was
         captured with its tokenizer. `source` is where the values come from: a run or inputs of the same
@@ -207,14 +207,13 @@ class Model(Captured):
 
         Sites are selectors, places, names ("L2H1", "z[layer=2, head=1]", "blocks.2.attn.hook_z"), edges
         (`model.edges()`, or by name: "a0.h1->m2", "L0H1->mlp_out[layer=2]"), or a list of them; a list in
-        that list is patched together, in one world. A reader into which several edges of one world lead sees
-        another part of each. Edges of which one changes what the reader of another sees are refused: a
-        reader is patched with what it would be in the base. `Circuit.evaluate` removes edges with every
-        reader live.
+        that list is patched together, in one world. If several edges of one world lead into the same
+        reader, all of them are patched. Edges in one world raise an error if one changes what the reader of
+        another sees, because a reader is patched with its value in the base. `Circuit.evaluate` removes
+        edges with every reader live.
 
-        With `generate`, a number of tokens or `cw.writing(...)`, the model goes on writing in each world, and
-        the result is what was written: `WrittenTexts`. A metric is then a function of texts, and can be left
-        out.
+        With `generate`, a number of tokens or `cw.writing(...)`, the model generates text in each world, and
+        the result is `WrittenTexts`. A metric is then a function of texts, and can be left out.
         """
         if generate is not None:
             self._capture_for(None)
@@ -424,18 +423,18 @@ class Model(Captured):
         tokenizer: Any = None,
         **options: Any,
     ) -> Written:
-        """Let the module write up to `n` tokens behind a prompt, with patches in force: steering.
+        """Generate up to `n` tokens after a prompt while patches are applied (steering).
 
         The module's own `generate` runs, with a cache unless its `generation_config.use_cache` or an option
         says otherwise, and with its `options` (`do_sample=True`, `num_beams=4`, `stop_strings=["."]`; greedy
-        unless they say otherwise). Patches are pairs (place, value), in the order in which they are
-        made, by hooks that are gone afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
+        unless they say otherwise). Patches are pairs (place, value), applied in this order by
+        hooks that are removed afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
         would have been there, or, where the place names its positions, a tensor or another run.
 
-        `pos="all"` patches the prompt and what is written; "new" only positions behind the prompt, so
-        that the first token is not yet another. A place that names positions, counted from 0, is patched at
-        those. With `when`, patches act in those steps alone for whose number it is true: 0 computes the
-        prompt, 1 the first token that was written, and so on.
+        `pos="all"` patches the prompt and the generated text; "new" only positions after the prompt, so
+        that the first generated token is unchanged. A place that names positions, counted from
+        0, is patched at those. `when` is called with the number of each step and says if patches apply in it:
+        step 0 reads the prompt, step 1 the first generated token, and so on.
 
         `read` names places whose values are kept, as patches left them: `read=[("resid_post", 2)]`, then
         `written["resid_post", 2]` [batch, pos, d_model], with all positions of the prompt and of what was
@@ -450,7 +449,7 @@ class Model(Captured):
             return generate(self, prompt, n, patches, pos, reads, when, options, read)
 
     def planned(self, plan: SweepPlan) -> Sweep:
-        """The sweep that a plan was made for, from what the plan holds of it: sites, metrics and inputs."""
+        """Make the sweep that a plan is for, from the sites, metrics and inputs that the plan holds."""
         return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
     def fingerprint(self) -> str:
@@ -475,11 +474,11 @@ class Model(Captured):
 
 
 def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = None, **kwargs: Any) -> Model:
-    """Turn any `nn.Module` into a graph, as it computes for an example like these arguments.
+    """Turn any `nn.Module` into a graph, by tracing it on the example arguments.
 
-    The batch may vary from run to run, and the number of positions too where the module allows it.
-    Which dimension of the inputs is the batch is read off the computation, as far as that shows it; say it
-    with `batch_dim` where it does not (a module whose own `forward` takes `batch_dim` gets it instead).
+    The batch size may vary from run to run, and so may the number of positions if the module allows it. The
+    batch dimension of the inputs is inferred from the computation; if that is not possible, give `batch_dim`
+    (a module whose own `forward` takes an argument `batch_dim` gets it instead).
     Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
     position's logits only. `DataParallel`, `DistributedDataParallel` and what `torch.compile` gives stand for
     the module inside. Raises CaptureError with torch's reason and what to do, where the module is not

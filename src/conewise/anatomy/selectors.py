@@ -411,12 +411,12 @@ COLUMNS = frozenset(
 
 @checked
 def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = "") -> SourcedCell:
-    """One world of a sweep with a source of its own: `cw.cell(place, source=cw.add(v, 2.0))`.
+    """One world of a sweep with its own source: `cw.cell(place, source=cw.add(v, 2.0))`.
 
-    `place` is a place, or several that are patched together. `source` is what a sweep takes as its own (a
-    run, an intervention, "zero", "mean", a function of what is there), a tensor, or a number. A tensor has
-    the shape of the part that it replaces, or of the last axes of it, and is the same for all before.
-    `label` is what results call it; else it is called by what the source is.
+    `place` is a site, or several that are patched together. `source` is anything that a sweep takes as a
+    source (a run, an intervention, "zero", "mean", a function of the value), or a tensor or a number. A
+    tensor has the shape of the part that it replaces, or of its last axes, and is then broadcast over the
+    others. `label` is its name in results; by default it is named after its source.
     """
     if source is None:
         raise SweepError("cw.cell without a source: a place alone, in the list, has the sweep's own source.")
@@ -431,10 +431,10 @@ def cells(
     axis: str = "label",
     source_at: Callable[[Place], Any] | None = None,
 ) -> SourcedCells:
-    """A world for each of several sources at one place: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
+    """One world for each of several sources at a site: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
 
-    The result has one axis for them, with their labels; with a selector in place of a place, the selector's
-    axes come before it. `axis` is what that axis is called. See `cell` for what a source can be.
+    The result has an axis for the sources, with their labels, named `axis`. If a selector is given instead of
+    a site, the selector's axes come first. See `cell` for the kinds of sources.
 
     With `source_at` in place of `sources`, each place of a selector has the source that the function gives
     for it, and the result has the selector's own axes:

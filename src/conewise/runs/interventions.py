@@ -109,14 +109,14 @@ class Intervention(Intervening):
 
 @checked
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
-    """A function of what would have been there, under a key of its own.
+    """A function of the value at a site, identified by a key.
 
-    A stored sweep goes on only if what it puts in is the same. A plain function is identified by its code
-    and by all that it reads: globals, closures, helper modules, weights. Where that cannot be known for
-    certain (it reads a file, an iterator, a foreign object), storing is refused, and the key says it
-    instead: equal keys mean the same function. Give another key whenever it means something else.
+    A stored sweep resumes only if its interventions are the same. A plain function is identified by its code
+    and everything that it reads: globals, closures, helper modules, weights. If that is not certain (it reads
+    a file, an iterator, an object of another library), storing is refused; give a key then. Equal keys stand
+    for the same function, so change the key whenever the function changes.
 
-    It can be given wherever the function can: as `source`, and to `world.patch`.
+    Use it wherever a function is accepted: as `source`, and in `world.patch`.
     """
     return Keyed(function, expect_key(key, PatchError))
 
@@ -258,10 +258,10 @@ class Hole:
 
 
 def masked() -> Intervention:
-    """Take −∞: at `attn_scores`, that hides a key from a query, and the softmax goes over the other keys.
+    """Patch in −∞: at `attn_scores`, this hides a key from a query, and the softmax runs over the other keys.
 
-    Attention from query to key is then none, and the weights of the others sum up to one again, as in the
-    knock-outs of Geva et al. (2023). A query that sees no other key is refused: nothing would be left.
+    The query then does not attend to the key, and its other weights sum to one, as in the attention knockout
+    of Geva et al. (2023). A query that sees no other key raises an error.
     """
     return Intervention(
         "masked",
@@ -368,7 +368,7 @@ def _as_number(given: object) -> float | None:
 def noise(scale: NonNegative, seed: int = 0) -> Intervention:
     """Add Gaussian noise of standard deviation `scale`.
 
-    It is the same for the same seed, place and inputs, on every device and however the worlds are evaluated.
+    The same seed, site and inputs give the same noise, on every device and in every order of evaluation.
     """
 
     def part(place: Place, base: Reading) -> Callable[[Tensor], Tensor]:
@@ -443,11 +443,11 @@ def _resampled(part: Tensor, present: Tensor, batch: int, seed: str) -> Tensor:
 
 @checked
 def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False) -> Intervention:
-    """Take the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
+    """Patch in the mean over a dataset: over its prompts and positions, or `per_position` over prompts alone.
 
-    The dataset is a list of the model's inputs, or anything that can be gone through again. It is streamed,
-    one batch in memory at a time: once for each kind of site that is asked for, for all layers together. A
-    model that was captured with its tokenizer takes texts of any lengths.
+    The dataset is a list of the model's inputs, or another iterable that can be iterated several times. One
+    batch is in memory at a time, and the dataset is read once for each kind of site, for all layers together.
+    A model that was captured with its tokenizer takes texts of any lengths.
     """
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
     if isinstance(batches, Mapping | Tensor):

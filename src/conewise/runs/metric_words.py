@@ -57,13 +57,13 @@ def logit_diff(
 ) -> Metric:
     """logit(answer) − logit(wrong) at the last position; one token for all prompts, or one for each.
 
-    Tokens are numbers, or texts (" Mary") that the tokenizer of the model reads, each of one token. Several
-    answers are a set, `{5, 7}`, or a list in the list of prompts, `[[5, 7], [3]]`: their logits are averaged,
-    or `over="logsumexp"`, which is the logit of any of them.
+    Tokens are ids, or texts of one token (" Mary"), which the model's tokenizer reads. Several answers are
+    given as a set, `{5, 7}`, or as a list for each prompt, `[[5, 7], [3]]`. Their logits are averaged; with
+    `over="logsumexp"` they are combined into the logit of any of them.
 
-    The last position is the last one that the attention mask shows. `pos` is another one, for all prompts or
-    one for each: from 0 it counts the columns of the batch, padding included; −1 is each prompt's last. Where
-    attention is not causal, `pos` has to be given.
+    The last position is the last one that is not padding, by the attention mask. `pos` gives another one, for
+    all prompts or one for each. It counts columns of the batch from 0, padding included; −1 is each prompt's
+    last position. If attention is not causal, `pos` has to be given.
     """
     return _of_tokens("logit_diff", (answer, wrong), name, pos, over)
 
@@ -78,7 +78,7 @@ def logit(token: Token, *, pos: Position = None, name: str = "logit") -> Metric:
 def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
     """The probability of a token at the last position, or at `pos`: see `logit_diff`.
 
-    Of a set of tokens it is the probability of any of them.
+    For a set of tokens, this is the probability of any of them.
     """
     return _of_tokens("prob", (token,), name, pos)
 
@@ -177,9 +177,9 @@ def _of_rows(kind: str, sides: Sequence[Tokens], labels: Sequence[str], name: st
 def log_prob(answer: Any, *, name: str = "log_prob") -> Metric:
     """The log probability of an answer of one token or several, with which the prompts end.
 
-    `answer` are its tokens, [t1, t2, ...], one answer for all prompts, or a list of these, one for each; or a
-    text, or several. Prompts are run with their answers behind them, padded on the left where at all. The sum
-    is over the answer's tokens, each given those in front of it.
+    `answer` is a list of tokens, [t1, t2, ...], or a text, for all prompts; or a list of these, one for each.
+    Prompts have to be run with their answers appended; any padding has to be on the left. The result is the
+    sum over the answer's tokens, each conditioned on those before it.
     """
     if _has_texts(answer):
 
@@ -382,9 +382,9 @@ def read_at(metric: Metric, pos: Position) -> Metric:
 
 @checked
 def kl_to(run: Any, *, pos: Position = None, name: str = "kl") -> Metric:
-    """KL(p_run ‖ p) of the next-token distribution at the last position, `run` the reference.
+    """KL(p_run ‖ p) of the next-token distributions at the last position, with `run` as the reference.
 
-    The last position of each run is its own; `pos` is another one, in both: see `logit_diff`.
+    Each run is read at its own last position, or both at `pos`: see `logit_diff`.
     """
     logits = last_logits(run, pos)
     with run.checked_once():
@@ -438,9 +438,9 @@ def cross_entropy(
 ) -> Metric:
     """The mean cross-entropy of `targets` [prompt, pos] over their positions; −100 is left out.
 
-    Position t of the logits is compared with `targets[:, t]`, or, as Hugging Face's models do it, with
-    `labels[:, t + 1]`: `labels=input_ids` is the loss of language modelling. Positions that the attention
-    mask hides are left out too; a target that is padding, behind a prompt's last token, is −100.
+    Logits at position t are compared with `targets[:, t]`, or with `labels[:, t + 1]` as in Hugging Face
+    models: `labels=input_ids` gives the language modelling loss. Positions hidden by the attention mask are
+    left out too. Targets that are padding, after a prompt's last token, have to be −100.
     """
     if (targets is None) == (labels is None):
         raise MetricError(
@@ -515,12 +515,13 @@ def metric(
 ) -> Metric:
     """A function of the module's outputs, and of the values at sites, as a metric.
 
-    It is called as `function(outputs, *values)` for one world at a time, with a value for each place that it
-    `reads`, [prompt, ...] in the natural axes of what the place means. A function that takes as many
-    arguments as there are places is called as `function(*values)`: then outputs are not computed. It returns
-    one number, or one for each prompt; or, where `size` says how many, a vector for each, [prompt, size].
+    It is called for each world, as `function(outputs, *values)`, with one value for each site in `reads`:
+    a tensor [prompt, ...] in the site's own axes, e.g. [prompt, query, key] for one head's pattern. A
+    function that takes only as many arguments as there are sites is called as `function(*values)`, and the
+    outputs are not computed. It returns one number, or one for each prompt, or with `size` a vector for each
+    prompt, [prompt, size].
 
-    `key` identifies it in stores, so that a run can be resumed: see `conewise.intervention`.
+    `key` identifies the function in stored runs, so that they can be resumed: see `conewise.intervention`.
     """
     wanted = function if key is None else Keyed(function, expect_key(key, MetricError))
     called = getattr(function, "__name__", "metric")
@@ -581,11 +582,11 @@ def read(
 ) -> Metric:
     """The value at a site as a metric: `read(cw.site("resid_post", layer=10, pos=-1))`.
 
-    What no number of the place selects is an axis of a vector: of that place the features of the stream. With
-    `direction` [d] it is the product with a vector along the last axis, with [k, d] that with each of k
-    vectors; with `norm` the length along the last axis. A site itself is a metric too, that of all its
-    values. Positions are columns of the batch; one that is counted from the end has to be a token of every
-    prompt.
+    Axes that the site does not index become axes of a vector; in this example, the features of the stream.
+    With `direction` [d] the metric is the dot product with a vector along the last axis, with [k, d] that
+    with each of k vectors; with `norm` it is the norm along the last axis. A site
+    itself can be given as a metric too, and then reads all its values. Positions are columns of the batch;
+    one counted from the end must be a token, and not padding, in every prompt.
     """
     place = as_place(site)
     if direction is not None and norm:

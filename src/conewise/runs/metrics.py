@@ -46,22 +46,22 @@ class Metric:
     reads all positions is `shown(mask)` where some are padding. Where it reads none in front of the last
     `rows` of them, it is `ending(count)` for logits of so many last positions alone.
 
-    A metric that reads the logits of a few `tokens` only says so, and `among(columns)` is the same metric
-    for logits of which column `columns[token]` is that of a token: the others need not be computed.
-    `linear` says how it is a sum of logits: (token, coefficient) of each, one row for all prompts or one for
-    each; empty where it is none. `copies` says how many copies of what it reads it makes, for the plan's
-    memory. `prompts` says for how many prompts it has answers, targets or a reference; None where any number
-    will do. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
+    A metric that reads only the logits of a few `tokens` lists them, and `among(columns)` is the same metric
+    for logits reduced to these tokens, `columns[token]` being a token's column. `linear` has the (token,
+    coefficient) pairs of a metric that is a sum of logits, one row for all prompts or one for each; it is
+    empty for others. `copies` is the number of copies that it makes of what it reads, for the plan's memory.
+    `prompts` is the number of prompts for which it has answers, targets or a reference; None if it takes any
+    number. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
     number, in that order. `reference` is what a run that it compares with was computed with.
 
-    A metric of texts is none yet: `of_text(tokenizer)` is it.
+    A metric given in texts is incomplete until it has a tokenizer: `of_text(tokenizer)` is the metric.
 
     `ends_in`: the tokens with which prompts have to end, one row for all or one for each.
 
-    A metric that `reads` sites is of their values: `compute` takes, for each of them, the part that its place
-    means, as [world, prompt, ...], and with `whole` all outputs of one world in front of them, which are
-    [prompt, ...] then. `found` is where a model has them. It may be a vector: then `vector` gives its axes
-    behind [world, prompt], of the lengths of the sites.
+    A metric with `reads` reads these sites: `compute` takes the value of each, as [world, prompt, ...]. With
+    `whole`, it takes instead all outputs of one world, followed by the values, as [prompt, ...]. `found` has
+    the sites as located in a model. The metric may be a vector: then `vector` gives its axes after [world,
+    prompt], from the lengths of the sites.
     """
 
     name: str
