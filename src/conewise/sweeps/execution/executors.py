@@ -463,7 +463,7 @@ class PassRunner:
         read: ReadValue,
         values: Values,
         columns: Mapping[str, Tensor],
-        room_for: Callable[[int], None] | None = None,
+        room_for: Callable[[int], None] = lambda _: None,
         *,
         stays: bool = False,
         before: Callable[[str], None] | None = None,

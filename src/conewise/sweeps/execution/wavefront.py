@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -77,7 +78,7 @@ class Wavefront:
         read: ReadValue,
         fills: PassFills | None = None,
         values: Values | None = None,
-        room_for: Callable[[int], None] | None = None,
+        room_for: Callable[[int], None] = lambda _: None,
         *,
         given: Mapping[str, Tensor] = NOTHING,
         columns: Mapping[str, Tensor] = NOTHING,
@@ -100,36 +101,14 @@ class Wavefront:
                     while len(self._ready) > READY:
                         del self._ready[next(iter(self._ready))]
                 steps = ready.steps if before is None else ready.told(before)
-                return self._run(
-                    ready, steps, ready.held(read, given), fills, values, room_for or (lambda _: None)
-                )
+                held = ready.held(read, given)
+                _follow(steps, held, fills, values, room_for)
+                room_for(program.reading)
+                return {node: operand(held) for node, operand in ready.targets}
         finally:
             # A dataset is streamed: no baseline is kept for the next.
             self._read, self._columns = _unread, NOTHING
             self._constants.rebase(_unread)
-
-    def _run(
-        self,
-        ready: ReadyPass,
-        steps: Iterable[ReadyStep],
-        held: Held,
-        fills: PassFills | None,
-        values: Values | None,
-        room_for: Callable[[int], None],
-    ) -> dict[str, Tensor]:
-        for rise, place, rule, only, operands, put, drop in steps:
-            if rise:
-                room_for(rise)
-            if rule is not None:
-                held[place] = rule(held[only]) if operands is None else rule(*operands(held))
-            if put is not None:
-                assert fills is not None
-                assert values is not None
-                held[place] = put(_taken(held, place), fills, values)
-            for dropped in drop:
-                held[dropped] = None
-        room_for(ready.program.reading)
-        return {node: operand(held) for node, operand in ready.targets}
 
     def piecemeal(
         self, program: PassProgram, read: ReadValue, given: Mapping[str, Tensor]
@@ -148,16 +127,9 @@ class Wavefront:
             nonlocal done
             own = list(itertools.islice(waiting, max(0, stop - done)))
             done += len(own)
-            for _, place, rule, only, operands, _, drop in own:
-                if rule is not None:
-                    held[place] = rule(held[only]) if operands is None else rule(*operands(held))
-                for dropped in drop:
-                    held[dropped] = None
+            _follow(own, held, None, None, lambda _: None)
 
-        def reading(operand: Operand) -> Callable[[], Tensor]:
-            return lambda: operand(held)
-
-        return up_to, {node: reading(operand) for node, operand in ready.targets}
+        return up_to, {node: partial(operand, held) for node, operand in ready.targets}
 
     # -- what is found out once ------------------------------------------------------------------
 
@@ -407,6 +379,26 @@ class Wavefront:
         return whole if put.rows is None else layout.tail(node, whole, put.rows)
 
 
+def _follow(
+    steps: Iterable[ReadyStep],
+    held: Held,
+    fills: PassFills | None,
+    values: Values | None,
+    room_for: Callable[[int], None],
+) -> None:
+    for rise, place, rule, only, operands, put, drop in steps:
+        if rise:
+            room_for(rise)
+        if rule is not None:
+            held[place] = rule(held[only]) if operands is None else rule(*operands(held))
+        if put is not None:
+            assert fills is not None
+            assert values is not None
+            held[place] = put(_taken(held, place), fills, values)
+        for dropped in drop:
+            held[dropped] = None
+
+
 def by_world(stack: Tensor, dim: int, each: int) -> Tensor:
     """A stack as [world, ...], where each world has `each` rows along `dim`; it shares memory with it."""
     if dim == 0:
@@ -422,19 +414,11 @@ def picked(value: Tensor, dim: int, each: int, places: Ranges) -> Tensor:
     return value.index_select(dim, _index_of(places, each, value.device))
 
 
-_INDICES: dict[tuple[Ranges, int, torch.device], Tensor] = {}
-
-
+@lru_cache(maxsize=4096)
 def _index_of(places: Ranges, each: int, device: torch.device) -> Tensor:
     """Rows of worlds as indices; kept, since making them waits for the device and cannot be captured."""
-    key = places, each, device
-    found = _INDICES.get(key)
-    if found is None:
-        if len(_INDICES) >= 4096:
-            _INDICES.clear()
-        rows = [torch.arange(start * each, stop * each) for start, stop in places]
-        found = _INDICES[key] = torch.cat(rows).to(device)
-    return found
+    rows = [torch.arange(start * each, stop * each) for start, stop in places]
+    return torch.cat(rows).to(device)
 
 
 def _known(value: Tensor | None) -> Tensor:

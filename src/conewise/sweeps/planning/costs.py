@@ -155,9 +155,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def versions(values: Mapping[str, Any] | None = None) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """The versions that results depend on."""
-    return {"torch": torch.__version__, **{name: str(value) for name, value in (values or {}).items()}}
+    return {"torch": torch.__version__}
 
 
 # ------------------------------------------------------------------------------------------
