@@ -441,6 +441,8 @@ def _advice(error: BaseException) -> tuple[str | Argument, ...]:
     if "trust_remote_code" in text:
         trusted = Argument("trust_remote_code", True)
         return ("It brings Python code of its own: read it, and pass ", trusted, " if you trust it.")
+    if isinstance(error, ImportError):
+        return ("A package that its quantised weights, or its code, need is not installed here: install it.",)
     if isinstance(error, SafetensorError):
         return ("Its weights are damaged or cut short: fetch or save them again.",)
     known = f"transformers {transformers.__version__}"

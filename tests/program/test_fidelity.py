@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import conewise as cw
 from conewise.errors import CaptureError, InexactCaptureWarning, InputMismatchError
-from conewise.program.fidelity import FUSED
+from conewise.program.export import FUSED
 
 
 class Watched(nn.Module):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
+import json
 import pickle
 from functools import partial
 from pathlib import Path
@@ -331,3 +333,17 @@ def test_a_map_of_devices_loads_a_model_as_transformers_does(
         assert torch.equal(_sweep(model, sites).run().values, expected.values)
     with pytest.raises(LoadError, match="what it offloads streams"):
         cw.load(folder, device_map="auto", device="cpu")
+
+
+@pytest.mark.parametrize("weights", [None, "stream"])
+def test_a_package_that_quantised_weights_need_is_named(folder: Path, tmp_path: Path, weights: Any) -> None:
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        pytest.skip("it is installed")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    told = json.loads((tmp_path / "config.json").read_text())
+    told["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+
+    with pytest.raises(LoadError, match=r"requires bitsandbytes.*A package that its quantised weights"):
+        cw.load(tmp_path, weights=weights)

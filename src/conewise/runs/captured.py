@@ -28,8 +28,7 @@ from conewise.errors import (
 )
 from conewise.jobs.digests import program_digest
 from conewise.program.calls import Signature, hugging_face_defaults, normal_call
-from conewise.program.export import Exported, distinct, expect_plain, export, unwrapped
-from conewise.program.fidelity import Fidelity, compare
+from conewise.program.export import Exported, Fidelity, compare, distinct, expect_plain, export, unwrapped
 from conewise.program.kept import Entry, NotKeptError, Shelf, put_tensor, tensors_of
 from conewise.program.module_state import ModuleState, Unbuilt, changed_beside, digest_of_state
 from conewise.program.records import TOKEN_KEEPING, Program, Ref
