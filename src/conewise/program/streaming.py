@@ -623,17 +623,14 @@ _NATIVE = frozenset(
 
 
 class Streamed(Tensor):
-    """A weight of a stream, or a view of one: `steps` are the functions that lead to it, in order."""
+    """A weight of a stream, or a view of one: its shape, its strides and where it begins say which."""
 
     stream: WeightStream
     number: int
-    steps: tuple[Callable[[Tensor], Tensor], ...]
 
     @staticmethod
-    def __new__(
-        cls, stream: WeightStream, number: int, like: Tensor | None = None, steps: tuple[Any, ...] = ()
-    ) -> Streamed:
-        """`like` has the shape and strides of the view that the steps lead to."""
+    def __new__(cls, stream: WeightStream, number: int, like: Tensor | None = None) -> Streamed:
+        """`like` has the shape, strides and begin of a view; without it, it is the whole weight."""
         weight = stream.weights[number]
         if like is None:
             like = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
@@ -645,15 +642,29 @@ class Streamed(Tensor):
             dtype=like.dtype,
             device=stream.device,
         )
-        made.stream, made.number, made.steps = stream, number, steps
+        made.stream, made.number = stream, number
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        like = _empty_like(self) if self.steps else None
-        return _streamed, (self.stream, self.number, like, self.steps, isinstance(self, nn.Parameter))
+        return _streamed, (self.stream, self.number, self.empty(), isinstance(self, nn.Parameter))
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return _streamed(self.stream, self.number, self, self.steps, isinstance(self, nn.Parameter))
+        return _streamed(self.stream, self.number, self, isinstance(self, nn.Parameter))
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a weight as it is stored, not a view of one."""
+        return self.shape == self.stream.weights[self.number].shape and self.is_contiguous()
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The same view of the whole weight."""
+        begin = whole.storage_offset() + self.storage_offset()
+        return whole if self.is_whole else whole.as_strided(self.shape, self.stride(), begin)
+
+    def empty(self) -> Tensor:
+        """The same view of a weight on the meta device."""
+        weight = self.stream.weights[self.number]
+        return self.of(torch.empty(weight.shape, dtype=weight.dtype, device="meta"))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Streamed({self.stream.weights[self.number].name}, {tuple(self.shape)}, {self.dtype})"
@@ -663,7 +674,7 @@ class Streamed(Tensor):
         weight = self.stream.weights[self.number]
         value = torch.empty(weight.shape, dtype=weight.dtype)
         weight.read(value.view(-1), 0)
-        return functools.reduce(lambda shown, step: step(shown), self.steps, value)
+        return self.of(value)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -685,16 +696,14 @@ VIEWS = (REARRANGEMENTS - COPIES) | SELECTIONS
 """Operations that may show a weight in another way, without a copy."""
 
 
-def _streamed(
-    stream: WeightStream, number: int, like: Tensor | None, steps: tuple[Any, ...], is_parameter: bool
-) -> Any:
-    made = Streamed(stream, number, like, steps)
+def _streamed(stream: WeightStream, number: int, like: Tensor | None, is_parameter: bool) -> Any:
+    made = Streamed(stream, number, like)
     return nn.Parameter(made, requires_grad=stream.weights[number].trains) if is_parameter else made
 
 
 def streamed_parameter(stream: WeightStream, number: int) -> nn.Parameter:
     """A weight of a stream, as a parameter of a module."""
-    found: nn.Parameter = _streamed(stream, number, None, (), True)
+    found: nn.Parameter = _streamed(stream, number, None, True)
     return found
 
 
@@ -704,33 +713,36 @@ def _computed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     own = [(place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, Streamed)]
     first = own[0][1]
     if name in {"detach", "alias"}:
-        return Streamed(first.stream, first.number, first, first.steps)
+        return Streamed(first.stream, first.number, first)
     if name.endswith("_") and not name.endswith("__") and leaves[0] is first and name != "requires_grad_":
         raise PatchError(
             f"{first.stream.weights[first.number].name} is streamed, and was to be written to ({name}): it "
             "stays in its file. Load the model without `weights='stream'` to change its weights."
         )
-    if len(own) == 1 and not first.steps and (found := _rows(name, args, kwargs, first)) is not None:
+    if len(own) == 1 and first.is_whole and (found := _rows(name, args, kwargs, first)) is not None:
         return found
     if (
         len(own) == 1
         and name in _SHOWING
         and not any(isinstance(one, Tensor) for one in _others(leaves, own))
     ):
-        leaves[own[0][0]] = _empty_like(first)
+        leaves[own[0][0]] = empty = first.empty()
         given, options = tree_unflatten(leaves, spec)
         made = func(*given, **options)
-        if all(
-            one.untyped_storage()._cdata == leaves[own[0][0]].untyped_storage()._cdata
-            for one in _tensors(made)
-        ):
-            return _shown(made, first, func, own[0][0], leaves, spec)
+        views, made_spec = tree_flatten(made)
+        place = empty.untyped_storage()._cdata
+        if all(one.untyped_storage()._cdata == place and one.dtype == empty.dtype for one in _tensors(made)):
+            shown = [
+                Streamed(first.stream, first.number, one) if isinstance(one, Tensor) else one for one in views
+            ]
+            return tree_unflatten(shown, made_spec)
+        leaves[own[0][0]] = first
     stream = first.stream
     values = stream.held([leaf.number for _, leaf in own])
     for (place, leaf), whole in zip(own, values, strict=True):
         # A matrix that trains, and views of it, are multiplied otherwise, with gradients or without.
         value = whole.detach().requires_grad_(stream.weights[leaf.number].trains)
-        leaves[place] = functools.reduce(lambda shown, step: step(shown), leaf.steps, value)
+        leaves[place] = leaf.of(value)
     args, kwargs = tree_unflatten(leaves, spec)
     made = func(*args, **kwargs)
     return _kept(made, stream)
@@ -748,11 +760,6 @@ def _tensors(made: Any) -> list[Tensor]:
     return [one for one in tree_flatten(made)[0] if isinstance(one, Tensor)]
 
 
-def _empty_like(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and strides on the meta device."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _kept(made: Any, stream: WeightStream) -> Any:
     """The same with copies of what lies in the ring: another weight will lie there."""
     if not any(map(stream.is_own, _tensors(made))):
@@ -760,26 +767,6 @@ def _kept(made: Any, stream: WeightStream) -> Any:
     leaves, spec = tree_flatten(made)
     found = [one.clone() if isinstance(one, Tensor) and stream.is_own(one) else one for one in leaves]
     return tree_unflatten(found, spec)
-
-
-def _shown(made: Any, of: Streamed, func: Any, at: int, leaves: Any, spec: Any) -> Any:
-    """Views of a weight by name, like these on the meta device: they are made when they are read."""
-    rest = [None if place == at else leaf for place, leaf in enumerate(leaves)]
-
-    def step(number: int) -> Callable[[Tensor], Tensor]:
-        def again(value: Tensor) -> Tensor:
-            args, kwargs = tree_unflatten([value if i == at else one for i, one in enumerate(rest)], spec)
-            view: Tensor = tree_flatten(func(*args, **kwargs))[0][number]
-            return view
-
-        return again
-
-    found, made_spec = tree_flatten(made)
-    shown = [
-        Streamed(of.stream, of.number, one, (*of.steps, step(number))) if isinstance(one, Tensor) else one
-        for number, one in enumerate(found)
-    ]
-    return tree_unflatten(shown, made_spec)
 
 
 def _rows(name: str, args: Any, kwargs: Any, weight: Streamed) -> Tensor | None:
