@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def one_sweep(name: str, drawn: random.Random, n: int) -> Iterator[tuple[list[in
     """The texts of a random sweep, and what each world writes alone."""
     rows = prompts([drawn.randrange(3, 9) for _ in range(drawn.choice((1, 1, 2, 3)))], drawn.randrange(10**6))
     options, seed = drawn.choice(OPTIONS), drawn.randrange(1000)
-    pos, stack = drawn.choice(("all", "all", "new")), drawn.choice(STACKS)
+    places: tuple[Literal["all", "new"], ...] = ("all", "all", "new")
+    pos, stack = drawn.choice(places), drawn.choice(STACKS)
     is_pair = name == "T5"
     kind = "resid_post" if is_pair else drawn.choice(("resid_post", "resid_pre", "z"))
     layers = sorted(drawn.sample(range(DEPTH), drawn.choice((1, 2, 3))))

@@ -17,7 +17,7 @@ from conewise.anatomy.places import EdgePlace, Place, SourcedPlace
 from conewise.anatomy.selectors import SelectorLike, Sources, as_selectors, with_sources
 from conewise.arguments import as_bytes, checked, shown_bytes
 from conewise.checks.hooking import Hook
-from conewise.errors import BudgetError, InputMismatchError, PatchError, SweepError
+from conewise.errors import BudgetError, CaptureError, InputMismatchError, PatchError, SweepError
 from conewise.generation.decoding import CellPatch, Decoding, Layers, Prompts, Texts, inputs_for, layers_of
 from conewise.generation.recorded import is_steppable
 from conewise.generation.result import WrittenTexts
@@ -27,6 +27,7 @@ from conewise.jobs.job import BatchPlan, Computed, Computing, Job, JobRun, run_j
 from conewise.jobs.runnable import How, Runnable
 from conewise.jobs.scheduling import Share
 from conewise.jobs.store import Request
+from conewise.program.calls import forward_parameters
 from conewise.program.export import eager
 from conewise.program.foreign import within_memory
 from conewise.runs.generate import (
@@ -207,6 +208,11 @@ class WritingSweep(Runnable[WrittenTexts]):
         self, model: Any, sites: SelectorLike, *, base: Any, source: Any, writing: Writing, judge: Any = None
     ) -> None:
         expect_writes(model)
+        if not {"past_key_values", "cache_params"} & forward_parameters(model.module).keys():
+            raise CaptureError(
+                f"{model.name} writes without a cache, so that each token would take a forward over the "
+                "whole text. Write one text at a time with `model.generate`."
+            )
         self._encoder = encoder_of(model.module)
         self.model, self.writing, self.judge, self.base = model, writing, judge, base
         self.source = source
