@@ -31,7 +31,6 @@ EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
 RECURRENT: dict[str, dict[str, Any]] = {
     "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "RecurrentGemma": {"lru_width": WIDTH, "head_dim": 8, "attention_window_size": 8},
     "Qwen3Next": {"head_dim": 8, "moe_intermediate_size": 32, **EXPERTS, **LINEAR},
 }
 WINDOWS = {"GptOss": {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4}}
@@ -73,6 +72,16 @@ def test_models_that_have_no_rows_to_share_are_refused_by_name() -> None:
     mamba = made("Mamba2", {**state, **small})
     with pytest.raises((CaptureError, PatchError), match=r"Mamba2ForCausalLM writes with|has no positions"):
         mamba.sweep(["backbone.layers.0"], base=padded(prompts(LENGTHS)), source="zero", generate=N).run()
+    own = {"lru_width": WIDTH, "head_dim": 8, "attention_window_size": 8}
+    gemma = made("RecurrentGemma", {**HYBRID, **own})
+    job = gemma.sweep(
+        [cw.site("resid_post", layer=2)], base=padded(prompts(LENGTHS)), source="zero", generate=N
+    )
+    with pytest.raises(
+        CaptureError, match="RecurrentGemmaForCausalLM keeps something of each text in its own"
+    ):
+        job.run()
+    assert gemma.run(input_ids=prompts([6])[0][None]).logits.shape[-1] == 97  # nothing was left on the module
     torch.manual_seed(0)
     config = hugging_face.OpenAIGPTConfig(n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=64, **TOKENS)
     gpt = cw.capture(hugging_face.OpenAIGPTLMHeadModel(config).eval(), input_ids=torch.tensor([[1, 5, 6, 7]]))

@@ -123,9 +123,41 @@ class Layers:
         return 0 if path in self.before else last
 
 
+def _states(module: Any) -> dict[tuple[nn.Module, str], Any]:
+    """Tensors that modules have as plain attributes, and where they have none."""
+    return {
+        (part, name): value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if value is None or isinstance(value, Tensor)
+    }
+
+
 @torch.no_grad()
 def layers_of(module: Any) -> Layers:
-    """Find the layers of a module by two small forwards; none where rows cannot be told apart for certain."""
+    """Find the layers of a module by two small forwards; none where rows cannot be told apart for certain.
+
+    Raises CaptureError where a module keeps something of each text by itself, and not in the cache.
+    """
+    before, rows = _states(module), {rows for rows, _ in PROBED}
+    try:
+        return _layers_of(module)
+    finally:
+        now = _states(module)
+        changed = [at for at, value in now.items() if value is not before.get(at, value)]
+        shapes = {name: tuple(getattr(now[at, name], "shape", ())) for at, name in changed}
+        kept = [name for name, shape in shapes.items() if shape and shape[0] in rows]
+        for at, name in changed:
+            setattr(at, name, before[at, name])
+        if kept:
+            raise CaptureError(
+                f"{type(module).__name__} keeps something of each text in its own modules ({kept[0]!r}), and "
+                "not in the cache, so that texts cannot be told apart. Write one at a time with "
+                "`model.generate`."
+            )
+
+
+def _layers_of(module: Any) -> Layers:
     lists = [
         (name, found)
         for name, found in module.named_modules()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class WrittenTexts:
         """The lengths of the axes, without that of the prompts."""
         return tuple(len(self.coordinates[axis]) for axis in self.axes)
 
-    def _shaped(self, values: Any) -> Any:
+    def _shaped(self, values: Tensor) -> Tensor:
         """[cell, prompt, ...] in natural axes; the prompts' axis is there if there are several."""
         own = (len(self.prompts),) if len(self.prompts) > 1 else ()
         return values.reshape(*self.shape, *own, *values.shape[2:])
@@ -122,7 +122,7 @@ class WrittenTexts:
     @property
     def texts(self) -> np.ndarray[Any, Any]:
         """What was written in each world."""
-        return np.asarray(self._shaped(np.array(self.written[1:], dtype=object)))
+        return np.array(self.written[1:], dtype=object).reshape(self.divergence.shape)
 
     @property
     def base(self) -> tuple[str, ...]:
@@ -132,20 +132,17 @@ class WrittenTexts:
     @property
     def tokens(self) -> Tensor:
         """The tokens that were written, n along the last axis; -1 stands behind the end of a text."""
-        found: Tensor = self._shaped(self.ids[1:])
-        return found
+        return self._shaped(self.ids[1:])
 
     @property
     def log_probs(self) -> Tensor:
         """The log probability of each token in the world that wrote it; NaN behind the end of a text."""
-        found: Tensor = self._shaped(self.said[1:])
-        return found
+        return self._shaped(self.said[1:])
 
     @property
     def divergence(self) -> Tensor:
         """The number of the first token that differs from the unpatched text's; -1 where none does."""
-        found: Tensor = self._shaped(self._divergence())
-        return found
+        return self._shaped(self._divergence())
 
     def _divergence(self) -> Tensor:
         differs = self.ids[1:] != self.ids[:1]
@@ -156,8 +153,7 @@ class WrittenTexts:
 
     def repetition(self, n: Count = 3) -> Tensor:
         """The share of a text's n-grams of tokens that stood in it before: 0 where none is repeated."""
-        found: Tensor = self._shaped(self._repetition(n)[1:])
-        return found
+        return self._shaped(self._repetition(n)[1:])
 
     def _repetition(self, n: int) -> Tensor:
         if n < 1:
@@ -169,8 +165,7 @@ class WrittenTexts:
 
         The prompt and the text are read in one pass for each batch of texts. NaN where nothing was written.
         """
-        found: Tensor = self._shaped(self._perplexity()[1:])
-        return found
+        return self._shaped(self._perplexity()[1:])
 
     @torch.no_grad()
     def _perplexity(self) -> Tensor:
@@ -201,8 +196,7 @@ class WrittenTexts:
             own = said[:1] if own is None else own
             found[worlds] = (own.exp() * (own - said)).sum(-1).double().cpu()
         found = found.masked_fill(base < 0, math.nan)
-        shaped: Tensor = self._shaped(found[1:])
-        return shaped
+        return self._shaped(found[1:])
 
     def log_prob_of(self, continuation: str | Sequence[str] | Tensor) -> Tensor:
         """The log probability of a given continuation in each world: one for all prompts, or one each.
@@ -216,8 +210,7 @@ class WrittenTexts:
             here = tokens.to(logits.device).expand(logits.shape[:-1])
             said = torch.log_softmax(logits, -1).gather(-1, here.clamp(min=0)[..., None])[..., 0]
             found[worlds] = (said * (here >= 0)).sum(-1).double().cpu()
-        shaped: Tensor = self._shaped(found[1:])
-        return shaped
+        return self._shaped(found[1:])
 
     def probe(self, place: PlaceLike, reading: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         """A probe's reading at every token that was written, n along the last axis; NaN behind the end.
@@ -226,7 +219,7 @@ class WrittenTexts:
         [world, prompt, n, ...] to [world, prompt, n]. They are what the world's patches left. `[0]` of
         `probes` is the unpatched text's.
         """
-        return cast("Tensor", self._shaped(self.probes(place, reading)[1:]))
+        return self._shaped(self.probes(place, reading)[1:])
 
     def probes(self, place: PlaceLike, reading: Tensor | Callable[[Tensor], Tensor]) -> Tensor:
         """The readings of `probe` as [world, prompt, n]; world 0 is unpatched."""
@@ -247,8 +240,7 @@ class WrittenTexts:
 
     def judge(self, function: Callable[[list[str]], Any]) -> Tensor:
         """Read numbers off the texts: `function` takes a list of texts and returns a number for each."""
-        found: Tensor = self._shaped(self._judged(function)[1:])
-        return found
+        return self._shaped(self._judged(function)[1:])
 
     def _judged(self, function: Callable[[list[str]], Any]) -> Tensor:
         flat = [text for world in self.written for text in world]
