@@ -472,7 +472,9 @@ def applied(
     if metric.whole:
         size = None if metric.vector is None else metric.vector([])
         found = metric.compute(outputs, *(value[0] for value in values))
-        return as_numbers(metric.name, found, prompts, None if size is None else size.size)[None]
+        return as_numbers(
+            metric.name, found, prompts, None if size is None else size.size, of_sites=bool(metric.reads)
+        )[None]
     if metric.reads:
         found, expected = metric.compute(*values), tuple(values[0].shape[:2])
         what = f"numbers for each prompt of each world: shape {expected}, ..."
@@ -499,7 +501,9 @@ def _value_of(metric: Metric, one: Located, shown: Tensor, prompts: int) -> Tens
     return value
 
 
-def as_numbers(name: str, found: Any, prompts: int, size: int | None = None) -> Tensor:
+def as_numbers(
+    name: str, found: Any, prompts: int, size: int | None = None, *, of_sites: bool = True
+) -> Tensor:
     """Return what a function of one world returned, as [prompt] or [prompt, size]; one stands for all."""
     if isinstance(found, int | float):
         found = torch.tensor(found, dtype=torch.float64)
@@ -508,7 +512,7 @@ def as_numbers(name: str, found: Any, prompts: int, size: int | None = None) -> 
         found = found.expand(prompts or 1, *more)
     if not isinstance(found, Tensor) or found.shape != (prompts or len(found), *more):
         what = "one number, or one for each of" if size is None else f"a vector of {size}, or one for each of"
-        said = " A vector needs `size=`, how many numbers it has." if size is None else ""
+        said = " A vector needs `size=`, how many numbers it has." if size is None and of_sites else ""
         raise MetricError(
             f"the metric {name!r} returned {shape_of(found)}; expected {what} the {prompts} prompts: shape "
             f"({', '.join(map(str, (prompts, *more)))},).{said}"
