@@ -123,6 +123,34 @@ def test_the_command_prints_rows_that_other_commands_read() -> None:
     assert len(as_pairs(printed)) == 3
 
 
+def test_rows_of_the_benchmark_are_read_as_its_circuit_track_reads_them() -> None:
+    ioi = {
+        "prompt": "Mary and John left, and John gave it to",
+        "template": "{} and {} left",
+        "metadata": {"indirect_object": "Mary", "subject": "John"},
+        "choices": ["Mary", "John"],
+        "answerKey": 0,
+        "abc_counterfactual": {"prompt": "Ann and Bob left, and Eve gave it to", "answerKey": 0},
+        "s2_io_flip_counterfactual": {"prompt": "Mary and John left, and Mary gave it to"},
+    }
+    letters = {"label": ["A", "B"], "text": ["red", "blue"]}
+    mcqa = {
+        "prompt": "Which?",
+        "choices": letters,
+        "answerKey": 1,
+        "symbol_counterfactual": {"prompt": "What?", "choices": letters, "answerKey": 0},
+    }
+    sums = {"prompt": "1+2=", "label": 3, "random_counterfactual": {"prompt": "4+5=", "label": 9}}
+    one, two, three = as_pairs([ioi, mcqa, sums])
+    assert (one.clean, one.corrupted) == (ioi["prompt"], "Mary and John left, and Mary gave it to")
+    assert (one.answers, one.wrong_answers, one.template) == ((" Mary",), (" John",), "{} and {} left")
+    assert (two.corrupted, two.answers, two.wrong_answers) == ("What?", ("B",), ("A",))
+    assert (three.corrupted, three.answers, three.wrong_answers) == ("4+5=", ("3",), ("9",))
+    for wrong in ({"answerKey": 7}, {"symbol_counterfactual": "What?"}):
+        with pytest.raises(PromptError, match=r"row 1, field '\w+' is"):
+            as_pairs([{**mcqa, **wrong}])
+
+
 def test_rows_come_back_from_the_csv_of_eap_ig(tmp_path: Path) -> None:
     rows = cw.tasks.ioi(tiny(), n=5)
     path = cw.tasks.write_csv(rows, tiny(), tmp_path / "ioi.csv")

@@ -139,9 +139,10 @@ def read_pairs(path: str | Path, *, needs_both: bool = True) -> list[Pair]:
     JSON: a list of rows `{clean, corrupted, answers, wrong_answers}`, or `{"prompts": [rows]}`; `corrupt` is
     read as `corrupted`, and the answers are a text or a list of texts. JSON lines: a row on each line. CSV:
     the same names as a header, and several answers separated by `|`; or as EAP-IG has it, with answers as
-    numbers of tokens, `correct_idx` and `incorrect_idx`. `answers` and `wrong_answers` may be
-    missing, and `corrupted` too unless it `needs_both`; other fields are not read. Raises PromptError, which
-    names the file, the row and the field.
+    numbers of tokens, `correct_idx` and `incorrect_idx`. Rows of the Mechanistic Interpretability Benchmark
+    are read too: `prompt`, `choices` and `answerKey`, and the same in `..._counterfactual`. `answers` and
+    `wrong_answers` may be missing, and `corrupted` too unless it `needs_both`; other fields are not read.
+    Raises PromptError, which names the file, the row and the field.
     """
     path = as_path(path)
     try:
@@ -238,7 +239,7 @@ def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
     if not isinstance(row, Mapping):
         raise PromptError(f"{where} is {_kind(row)}, and a row is expected, for one: {_EXAMPLE[1:-1]}")
     named: dict[str, Any] = {}
-    for key, value in row.items():
+    for key, value in _of_benchmark(where, row).items():
         name = ALIASES.get(str(key), str(key))
         if name in named and name in FIELDS:
             raise PromptError(
@@ -251,6 +252,48 @@ def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
     answers, wrong = (_texts(where, named.get(name), name) for name in FIELDS[2:])
     ids = _ids(where, named, "correct_idx"), _ids(where, named, "incorrect_idx")
     return Pair(texts[0], texts[1], answers, wrong, where, str(named.get("template", "")), ids)
+
+
+COUNTERFACTUAL = "_counterfactual"
+USUAL = ("s2_io_flip_counterfactual", "random_counterfactual", "symbol_counterfactual")
+"""The columns of corrupted prompts that the benchmark's circuits are of; the first column where none is there."""
+
+
+def _of_benchmark(where: str, row: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A row with the columns of the Mechanistic Interpretability Benchmark as one of ours; others as they are.
+
+    Answers are those of its circuit track: the two names (IOI), labels of choices, or sums, in the prompt and
+    in its counterfactual.
+    """
+    others = [str(key) for key, one in row.items() if str(key).endswith(COUNTERFACTUAL) and one]
+    if "clean" in row or "prompt" not in row or not others:
+        return row
+    name = next((one for one in USUAL if one in others), others[0])
+    other = row[name]
+    if not isinstance(other, Mapping) or "prompt" not in other:
+        raise PromptError(f"{where}, field {name!r} is {_kind(other)}; a row with a 'prompt' is expected.")
+    names = row.get("metadata") or {}
+    is_ioi = "indirect_object" in names and "subject" in names
+    right, wrong = (
+        (f" {names['indirect_object']}", f" {names['subject']}")
+        if is_ioi
+        else (_benchmark_answer(where, row), _benchmark_answer(where, other))
+    )
+    found = {"clean": row["prompt"], "corrupted": other["prompt"], "answers": right, "wrong_answers": wrong}
+    return {**found, "template": row.get("template") or ""}
+
+
+def _benchmark_answer(where: str, row: Mapping[Any, Any]) -> str | None:
+    """The answer to a prompt of the benchmark: its label, or the label of one of its choices."""
+    if row.get("label") is not None:
+        return str(row["label"])
+    choices, key = row.get("choices"), row.get("answerKey")
+    listed = choices.get("label") if isinstance(choices, Mapping) else choices
+    if listed is None or key is None:
+        return None
+    if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < len(listed):
+        raise PromptError(f"{where}, field 'answerKey' is {key!r}; it is the number of one of {len(listed)}.")
+    return str(listed[key])
 
 
 def _ids(where: str, row: Mapping[str, Any], name: str) -> tuple[int, ...]:
