@@ -256,11 +256,11 @@ def _pair(where: str, row: Any, needs_both: bool = True) -> Pair:
 
 COUNTERFACTUAL = "_counterfactual"
 USUAL = ("s2_io_flip_counterfactual", "random_counterfactual", "symbol_counterfactual")
-"""The columns of corrupted prompts that the benchmark's circuits are of; the first column where none is there."""
+"""The columns of corrupted prompts that the benchmark's circuits are of; else the first one is."""
 
 
 def _of_benchmark(where: str, row: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A row with the columns of the Mechanistic Interpretability Benchmark as one of ours; others as they are.
+    """A row of the Mechanistic Interpretability Benchmark as one of ours; others as they are.
 
     Answers are those of its circuit track: the two names (IOI), labels of choices, or sums, in the prompt and
     in its counterfactual.
