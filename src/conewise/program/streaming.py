@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -465,7 +465,7 @@ class _SideBySide:
                 self._pass_on()
                 self._begin(task)
         if self.failed:
-            raise InterruptedError("another task failed, or the wait for them was interrupted")
+            raise CancelledError("another task failed, or the wait for them was interrupted")
 
     def begin(self, task: int) -> None:
         """Wait for the first turn of a task."""
