@@ -320,36 +320,36 @@ class WavefrontExecutor:
         base, weights, constants = batch.base, self.facts.program.source_values, self._constants.value
         if isinstance(base, PassRun):
             values = base.values
-            return _Known(
-                weights, lambda name: values[name] if name in values else constants(name)
-            ).__getitem__
+
+            def known(name: str) -> Any:
+                if name in weights:
+                    return weights[name]
+                return values[name] if name in values else constants(name)
+
+            return known
         if self.streamed.stream is not None:
             return reader(base)
         edited = {edit.node for edit in base.edits}
         own = {name: weight for name, weight in weights.items() if name not in edited}
         wanted = [name for name in dict.fromkeys(chain.from_iterable(self._reads)) if name not in own]
-
-        def read(name: str) -> Any:
-            if wanted:  # all at once: each demand takes as long as a small product
-                names, wanted[:] = tuple(wanted), []
-                known.update(zip(names, base.demand(names), strict=True))
-            if name not in known:
-                known[name] = base.value_at(name)
-            return known[name]
-
-        known = _Known(own, read)
-        return known.__getitem__
+        return _Known(own, base, tuple(wanted)).__getitem__
 
 
 class _Known(dict[str, Any]):
-    """Weights by name, and other values where they are asked for."""
+    """Values of a base by name: weights; what passes want, all at once; and others where they are asked for.
 
-    def __init__(self, weights: Mapping[str, Any], otherwise: Callable[[str], Any]) -> None:
+    Each demand takes as long as a small product. No closure holds it: its values go when it goes.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], base: Reading, wanted: tuple[str, ...]) -> None:
         super().__init__(weights)
-        self._otherwise = otherwise
+        self._base, self._wanted = base, wanted
 
     def __missing__(self, name: str) -> Any:
-        return self._otherwise(name)
+        names, self._wanted = self._wanted, ()
+        names = names if name in names else (name, *names)
+        self.update(zip(names, self._base.demand(names), strict=True))
+        return self[name]
 
 
 class WavefrontExecution(Execution):
