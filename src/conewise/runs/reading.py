@@ -199,6 +199,7 @@ class RunWorld(Reading):
         intervention such as `cw.add(vector, 2.0)`; or a function from what the part would have been to what
         it shall be, which may be an `nn.Module`.
         """
+        self.model.weights.expect_captured()
         edits = dict(self._edits)
         places = list(place) if isinstance(place, Places) else [as_place(place)]
         for one in self.model.each_call(places):

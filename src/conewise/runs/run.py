@@ -121,10 +121,10 @@ Keep = Iterable[PlaceLike] | str | int | None
 
 def baseline(model: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], keep: Keep = None) -> Run:
     """The module's outputs for one input, and every site's value; see `Model.run` for `keep`."""
+    model.weights.expect_captured()
     inputs = bound(model, args, kwargs)
     if keep is None and replays_of(model, inputs) is not None:  # the host would be waited for
         return InputRun(model, inputs, is_marked=True)
-    model.weights.expect_captured()
     return Run(model, computed(model, inputs, keep), sizes_of(model, inputs), inputs)
 
 
