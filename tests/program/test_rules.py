@@ -18,6 +18,7 @@ GIVEN: dict[Any, tuple[Any, ...]] = {
     aten.permute.default: (VALUE, [2, 0, 1]),
     aten.unsqueeze.default: (VALUE, -1),
     aten.layer_norm.default: (VALUE, [4], VALUE[0, 0], VALUE[0, 1], 1e-5, False),
+    aten.linear.default: (VALUE, VALUE[0], VALUE[0, 0, :3]),
 }
 
 
