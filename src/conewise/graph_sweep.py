@@ -20,7 +20,7 @@ Patch = Site | tuple[Site, ...]
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The costs of a sweep over a graph, by the theory: those of its worlds, and of one `full` run."""
+    """The theoretical costs of a sweep over a graph: those of its worlds, and of one `full` run."""
 
     costs: Mapping[Patch, int]
     full: int
@@ -28,7 +28,7 @@ class GraphPlan:
 
     @property
     def node_evaluations(self) -> int:
-        """The nodes that all worlds compute, over a warm baseline."""
+        """The number of node evaluations in all worlds, over a warm baseline."""
         return sum(self.costs.values())
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class GraphPlan:
 class GraphResult:
     """The demanded values, without patches (`base`) and in each world (`values`), and their cost.
 
-    `ledger` counts the evaluations of all worlds; `plan` says how many they had to be.
+    `ledger` counts the evaluations of all worlds; `plan` holds the predicted number.
     """
 
     base: Any
@@ -57,7 +57,7 @@ class GraphResult:
 
 
 class GraphSweep:
-    """A sweep over the sites of a graph that was built by hand: `plan()` it, `run()` it."""
+    """A sweep over the sites of a graph that was built by hand; call `plan()` or `run()`."""
 
     def __init__(
         self, graph: Graph, sites: Iterable[Patch], demand: Site | tuple[Site, ...], value: Any, base: World
@@ -69,14 +69,14 @@ class GraphSweep:
             graph.numbers(patch)  # raises for a site that is not there
 
     def plan(self) -> GraphPlan:
-        """The cost of each world, before anything is computed."""
+        """Return the cost of each world, before anything is computed."""
         costs = sweep_costs(self.graph, self.sites, self.demand)
         full = int(full_cost(self.graph, self.demand))
         ratio = Fraction(full * len(self.sites), int(sum(costs))) if any(costs) else None
         return GraphPlan(dict(zip(self.sites, map(int, costs), strict=True)), full, ratio)
 
     def run(self) -> GraphResult:
-        """Patch every site in a fork of the baseline, and demand what is asked there."""
+        """Patch every site in a fork of the baseline, and demand the requested values there."""
         plan = self.plan()
         base = self.base.demand(self.demand)
         kinds: tuple[Kind, ...] = ("invalidated", "recomputed", "reused")
@@ -116,11 +116,11 @@ def sweep(
     value: Any,
     base: World | None = None,
 ) -> GraphSweep:
-    """Patch each of `sites` of a graph in a world of its own, and demand the same there.
+    """Patch each of `sites` of a graph in a world of its own, and demand the same values in each.
 
-    An element of `sites` is one site, or a tuple of several that one world patches together. `value` is what
-    is put there: a function of what is there, a mapping with a value for each site, another `World` whose
-    values are taken, or one value for all. `base` is the world without patches, with the inputs in it.
+    An element of `sites` is one site, or a tuple of several that one world patches together. `value` is the
+    replacement: a function of the present value, a mapping with a value for each site, another `World` whose
+    values are used, or one value for all. `base` is the world without patches, with its inputs set.
     """
     world = World(graph) if base is None else base
     if world.graph is not graph:

