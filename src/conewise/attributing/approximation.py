@@ -58,9 +58,10 @@ class SampleError:
 class Check:
     """Effects of all cells: `estimate`, between `low` and `high` for 95 % of cells.
 
-    Cells of `computed` are exact. The estimate of another is its approximate effect plus the mean error of
-    the sample, and its interval a prediction interval from the sample's errors (`error`). `top` are the cells
-    that were largest, `sample` those that were drawn among the others; `result` is the exact sweep over both.
+    Cells of `computed` are exact. The estimate of another cell is its approximate effect plus the mean error
+    of the sample, and its interval a prediction interval from the sample's errors (`error`). `top` are the
+    cells with the largest effects, `sample` those drawn from the others; `result` is the exact sweep over
+    both.
     """
 
     names: tuple[str, ...]
@@ -82,7 +83,7 @@ class Check:
 
     @property
     def exceeding(self) -> tuple[str, ...]:
-        """The cells of the sample whose exact effects are larger than the middle one of the top."""
+        """The cells of the sample whose exact effects are larger than the median of the top."""
         if not self.top:
             return ()
         middle = float(np.median(np.abs(self.estimate[list(self.top)])))
@@ -90,12 +91,12 @@ class Check:
 
     @property
     def missed_share(self) -> float:
-        """At most this share of the cells outside of the top exceeds the middle one of it, at 95 %."""
+        """An upper bound, at 95 %, on the share of other cells that exceed the median of the top."""
         return share_bound(len(self.exceeding), len(self.sample), LEVEL) if self.sample else 1.0
 
     @property
     def sign_errors(self) -> tuple[str, ...]:
-        """The computed cells whose exact effects have the other sign."""
+        """The computed cells whose exact effects have the opposite sign."""
         return tuple(self.names[n] for n in self.computed if self.approx[n] * self.estimate[n] < 0)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -201,19 +202,19 @@ class Later:
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Approximation(Result):
-    """Estimated values by cell: `method` says how. See `Result` for all else that can be done with it.
+    """Estimated values by cell, with `method` as the estimator; supports the operations of `Result`.
 
-    A value is the base's metric plus the estimated effect. `plan` and `ledger` have what was counted: nodes
-    of recorded forward passes, and again of backward passes through them; `plan.full_evaluations` is what
-    one full forward for each cell would take, as in a sweep. `exact` names the cells whose values were
-    computed in their worlds all the same, as `method="hybrid"` does.
+    A value is the base's metric plus the estimated effect. `plan` and `ledger` count the nodes of recorded
+    forward passes and of the backward passes through them; `plan.full_evaluations` is the cost of one full
+    forward for each cell, as in a sweep. `exact` names the cells whose values were computed in their own
+    worlds, as `method="hybrid"` does.
     """
 
     exact: tuple[str, ...] = ()
 
     @property  # type: ignore[misc]
     def plan(self) -> SweepPlan:
-        """The plan, made when it is first asked for: a rehearsal says how much memory it takes."""
+        """The plan, made when it is first requested: a rehearsal estimates its memory."""
         held = vars(self)["plan"]
         if isinstance(held, Later):
             held = vars(self)["plan"] = held.make()
@@ -233,9 +234,9 @@ class Approximation(Result):
         metric: str | None = None,
         workers: int | str | Pool | None = None,
     ) -> Check:
-        """Compute some cells exactly, by one sweep, and say what that means for all.
+        """Compute some cells exactly, by one sweep, and estimate the error of all cells.
 
-        The `top` largest, and `n` others at random; fewer where there are no more. See `Check`.
+        The cells are the `top` largest, and `n` others at random; fewer if there are not enough. See `Check`.
         `workers` run the sweep: see `Runnable.run`.
         """
         if self.sweep is None:
@@ -385,7 +386,7 @@ class Comparison:
 
     @cached_property
     def false_negatives(self) -> tuple[str, ...]:
-        """The cells that are among the `k` largest by the exact effects, and not by the approximate ones."""
+        """The cells that are among the `k` largest exact effects, but not among the approximate ones."""
         found = set(largest(self.approx, self.k))
         return tuple(self.names[number] for number in largest(self.exact, self.k) if number not in found)
 
@@ -402,19 +403,19 @@ class Comparison:
 
     @property
     def sign_errors_at_k(self) -> tuple[str, ...]:
-        """Those of them that are among the `k` largest exact effects: others may be as good as nothing."""
+        """The sign errors among the `k` largest exact effects; smaller effects can be close to zero."""
         first = {self.names[number] for number in largest(self.exact, self.k)}
         return tuple(name for name in self.sign_errors if name in first)
 
     def worst(self, count: Count = 5) -> list[tuple[str, float, float]]:
-        """The cells that are off most: name, approximate effect, exact effect."""
+        """Return the cells with the largest errors: name, approximate effect, exact effect."""
         return [
             (self.names[number], float(self.approx[number]), float(self.exact[number]))
             for number in largest(self.approx - self.exact, count)
         ]
 
     def plot(self) -> Figure:
-        """A Plotly figure: each cell at its exact and its approximate effect; on the line both are equal."""
+        """Draw each cell at its exact and its approximate effect; on the line both are equal."""
         with needs("plots"):
             import plotly.graph_objects as go  # noqa: PLC0415
 
@@ -483,9 +484,9 @@ class Comparison:
 def compare(approx: Result, exact: Result, *, k: int | None = None, metric: str | None = None) -> Comparison:
     """Compare an approximate result with an exact one, over the cells that both have.
 
-    `k` is where ranks are compared: by default 10, and of few cells a quarter. `metric` is one of several,
-    the first unless it is named. Raises SweepError where the results have no cell in common, or are of
-    other runs.
+    Ranks are compared at `k`: by default 10, or a quarter of the cells if there are few. `metric` names one
+    of several metrics, by default the first. Raises SweepError if the results have no cell in common, or
+    belong to different runs.
     """
     if exact.method:
         raise SweepError(f"the second result is approximate as well ({exact.method}): give an exact one.")

@@ -170,9 +170,10 @@ class Attribution(Runnable[Approximation]):
 
     @within_memory("planning this attribution")
     def plan(self, max_memory: int | str | None = None) -> AttributionPlan:
-        """Return what it takes: passes, nodes, FLOPs, memory; nothing is computed.
+        """Return the cost: passes, nodes, FLOPs and memory; nothing is computed.
 
-        Of "hybrid" it is what ranking takes; how many worlds are computed after that is not known before.
+        For "hybrid", it is the cost of ranking; the number of worlds that are computed afterwards is not
+        known before.
         """
         return self._job(max_memory).asked.plan
 
@@ -213,23 +214,23 @@ def attribute(
     seed: int = 0,
     steps_from: str | None = None,
 ) -> Attribution:
-    """Estimate by gradients what `model.sweep(sites, ...)` would find: a job with a result of the same cells.
+    """Estimate by gradients the result of `model.sweep(sites, ...)`: a job whose result has the same cells.
 
-    `sites`, `base`, `source` and `metric` are those of a sweep. The result's `effect` is the attribution,
-    and a value is the base's metric plus that: an approximation, which plots, tables, files and pages say.
+    `sites`, `base`, `source` and `metric` are those of a sweep. The result's `effect` is the attribution, and
+    a value is the base's metric plus the attribution. It is an approximation, and plots, tables, files and
+    pages label it as one.
 
-    `method` is, for sites, "atp" (attribution patching), "atp*" (with both of its corrections) or "ig"
-    (integrated gradients, with `steps`); for edges "eap", "eap-ig" (along the inputs, with `steps`, which
-    include the base's end, or the source's with steps_from="source", as EAP-IG's own code does since February
-    2025), "eap-ig-activations" (along what each layer writes, with `steps`) or "ifr" (information-flow
-    routes: shares of what is read in the base, no gradient); for both "relp" (relevance patching) and "gim"
-    (gradient interaction modifications).
-    "hybrid" ranks by "atp" or "eap", computes `n` cells exactly at random (20), and then cells from the top
-    down, until none that is left can belong to the `top` largest (10) by the error of the sample; `exact`
-    names them.
+    For sites, `method` is "atp" (attribution patching), "atp*" (with both of its corrections) or "ig"
+    (integrated gradients, with `steps`). For edges, it is "eap", "eap-ig" (along the inputs, with `steps`,
+    which include the base's end, or the source's with steps_from="source", as in EAP-IG's own code since
+    February 2025), "eap-ig-activations" (along the output of each layer, with `steps`) or "ifr"
+    (information-flow routes: shares of the values read in the base, no gradient). For both, it can be "relp"
+    (relevance patching) or "gim" (gradient interaction modifications). "hybrid" ranks by "atp" or "eap",
+    computes `n` cells exactly at random (20), and then cells from the top down, until no remaining cell can
+    belong to the `top` largest (10) by the error of the sample; `exact` names them.
 
-    With `max_memory`, so many prompts are computed at a time that no more is held: see `plan`. A batch, or
-    what of it is computed at a time, is stored in `out` when it is done.
+    With `max_memory`, the number of prompts computed at a time is limited to fit: see `plan`. Each batch, or
+    each part of it that is computed at a time, is stored in `out` when it is done.
     """
     model._capture_for(base)
     sweep = Sweep(model, with_named(sites, model), base=base, source=source, metric=metric)

@@ -38,10 +38,10 @@ Pos = int | str | Sequence[int]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Activations:
-    """Values of a site: `values` is [row, ...] with the axes `axes`, a row for each text, or for each token.
+    """Values of a site: `values` is [row, ...] with the axes `axes`, and one row for each text or each token.
 
-    `texts` and `positions` say of each row which text it is of, and which position, -1 for a mean.
-    `coordinates` are the numbers along the axes that were chosen. With a file, `values` lies on disk.
+    `texts` and `positions` hold the text and the position of each row; the position is -1 for a mean.
+    `coordinates` are the selected numbers along the axes. If a file was given, `values` is stored on disk.
     """
 
     site: str
@@ -59,7 +59,7 @@ class Activations:
         return len(self.values)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each text, or token, and each place; a column for each feature."""
+        """Return a table with a row for each text (or token) and place, and a column for each feature."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 

@@ -53,7 +53,7 @@ class AttentionPatterns(Drawn):
         return self.layers.index(layer)
 
     def to_dataframe(self, *, prompt: int = 0) -> pd.DataFrame:
-        """A row for each layer, head, query and key of one prompt."""
+        """Return a row for each layer, head, query and key of one prompt."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 
@@ -68,9 +68,10 @@ class AttentionPatterns(Drawn):
     def plot(
         self, layer: int | None = None, *, prompt: int = 0, heads: int | Iterable[int] | None = None
     ) -> Figure:
-        """Small pictures, one for each head: queries from above, keys from the left, with their tokens.
+        """Draw one small panel for each head: queries as rows from the top, keys as columns from the left.
 
-        All layers are drawn, and a menu chooses which is shown; or one `layer`, or some `heads` of it.
+        Axes are labelled with tokens. All layers are drawn, and a menu selects the layer that is shown; or
+        one `layer`, or some `heads` of it.
         """
         from conewise.runs.figures import patterns  # noqa: PLC0415  # needs plotly
 
@@ -136,7 +137,7 @@ class AttentionPatterns(Drawn):
 def attention_patterns(
     run: Values, layer: Any = None, *, stack: str = "", tokenizer: Any = None
 ) -> AttentionPatterns:
-    """The attention patterns of some layers, or of all; see `Run.attention`."""
+    """Return the attention patterns of some layers, or of all; see `Run.attention`."""
     known = [one.number for one in run.model.site_table.model_layers if one.stack == stack]
     if layer is None:
         chosen = known or [0]  # 0 is refused with the reason why there is none

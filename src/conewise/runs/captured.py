@@ -63,15 +63,14 @@ class Made:
 
 
 class Captured:
-    """A module as a graph of its operations, with the module's own weights: all of a model but what it does.
+    """A module as a graph of its operations, with the module's own weights; the base class of `Model`.
 
-    The module is only read: no hook, buffer or attribute is left on it. The graph holds its
-    tensors themselves, so a later change of a weight in place is a change of the model: runs that were made
-    before are refused from then on, and new ones have the new weights. A module whose tensors were replaced
-    by others (`module.w = nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`) is to
-    be captured again, and says so. `fidelity` says how the graph compares with the module on the example.
-    `tokenizer` reads texts that are given as inputs; None where it has none. `label` is the model as the user
-    named it.
+    The module is only read: no hook, buffer or attribute is left on it. The graph shares the module's
+    tensors. An in-place change of a weight therefore changes the model: runs that were computed before are
+    refused from then on, and new runs use the new weights. If tensors of the module are replaced (`module.w =
+    nn.Parameter(...)`, `load_state_dict(..., assign=True)`, `module.to(dtype)`), an error asks for a new
+    capture. `fidelity` reports how the graph compares with the module on the example. `tokenizer` reads texts
+    that are given as inputs; None if the model has none. `label` is the user's name for the model.
     """
 
     origin: str = ""
@@ -117,7 +116,7 @@ class Captured:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, which reads texts that are given as inputs; None where the model has none."""
+        """The tokenizer, which reads texts that are given as inputs; None if the model has none."""
         if self._read_tokenizer is not None:
             self.tokenizer = self._read_tokenizer()
         return self._tokenizer
@@ -128,7 +127,7 @@ class Captured:
 
     @property
     def module(self) -> Any:
-        """The module. One whose program and weights came from the cache is built when it is first read."""
+        """The module. If its program and weights came from the cache, it is built when it is first read."""
         if self._module is None and self._build is not None:
             with one_module():
                 self._take(self._build())
@@ -305,7 +304,7 @@ class Captured:
 
     @cached_property
     def sites(self) -> Listing:
-        """Every place that can be patched: a table to print, to search, to turn into a DataFrame."""
+        """Every place that can be patched, as a table to print, to search, or to convert to a DataFrame."""
         note = "" if self.fidelity.bitwise else f"The graph is {self.fidelity}."
         return Listing(self.site_table, self.graph, self.program, note)
 
@@ -326,7 +325,7 @@ class Captured:
         return limits
 
     def expect_known_ids(self, inputs: Mapping[str, Any]) -> None:
-        """Raise InputMismatchError where inputs hold ids that the model's tables do not have."""
+        """Raise InputMismatchError if inputs hold ids that the model's tables do not have."""
         for name, rows in self._tables.items():
             ids = inputs.get(name)
             if isinstance(ids, Tensor) and ids.numel() and ids.device.type != "meta":
@@ -339,7 +338,7 @@ class Captured:
 
     @property
     def is_captured(self) -> bool:
-        """True once the model is a graph; what `cw.load` gives is captured when it is first used."""
+        """True once the model is a graph; a model from `cw.load` is captured when it is first used."""
         return True
 
     def _capture_for(self, given: Any) -> None:
@@ -359,7 +358,7 @@ class Captured:
         return Located(site, view, place.part)
 
     def each_call(self, places: Sequence[Place]) -> tuple[Place, ...]:
-        """The places that are patched: for the path of a module that is called several times, every call."""
+        """Return the places to patch, with every call of a module that is called several times."""
         table = self.site_table
         if not table.has_repeated_calls:
             return tuple(places)
@@ -371,10 +370,11 @@ class Captured:
 
     @property
     def changed_sites(self) -> tuple[str, ...]:
-        """The sites of the graph whose rules or inputs are no longer those of the program.
+        """The sites of the graph whose rules or inputs differ from those of the program.
 
         `graph.redefine`, grafts and removals change them. Runs, their forks and serial sweeps call the
-        graph's rules, and so follow; all else is computed from the program, and asks `expect_program`.
+        graph's rules, and so use the changes. Everything else is computed from the program, and calls
+        `expect_program` first.
         """
         graph = self.graph
         if not graph.changes:
@@ -394,12 +394,12 @@ class Captured:
         return max(1, self._max_memory - stream.ring.size - self.weights.held_bytes)
 
     def expect_own(self, what: str, of: Captured) -> None:
-        """Raise OtherModelError where `what`, such as "base is a run", is of another captured model."""
+        """Raise OtherModelError if `what`, such as "base is a run", belongs to another captured model."""
         if of is not self:
             raise OtherModelError(what, of.name, self.name)
 
     def expect_program(self, what: str) -> None:
-        """Raise GraphChangedError where the graph has left the program, which is needed to do `what`."""
+        """Raise GraphChangedError if the graph differs from the program, which is needed to do `what`."""
         if sites := self.changed_sites:
             raise GraphChangedError(what, self.name, sites)
 
@@ -423,7 +423,7 @@ class Captured:
         return wanted
 
     def support(self, nodes: tuple[str, ...], cut: Collection[str] = ()) -> frozenset[int]:
-        """The numbers of all nodes that these depend on, themselves included, not past those of `cut`."""
+        """Return the numbers of all nodes that `nodes` depend on, themselves included, stopping at `cut`."""
         if cut:
             return frozenset(self.graph.table.support(self.graph.numbers(nodes), self.graph.numbers(cut)))
         key = self.graph.changes, nodes
@@ -465,7 +465,7 @@ class Captured:
         )
 
     def identity_parts(self) -> tuple[object, ...]:
-        """All that is computed: the operations, and the bits of the weights."""
+        """Return everything that determines the computation: the operations, and the bits of the weights."""
         return (self.name, program_digest(self.program), dict(self.program.source_values))
 
     def _plain_view(self, node: str) -> View:
@@ -485,9 +485,9 @@ class Captured:
         return View(tuple(axes), tuple((axis,) for axis in axes), {})
 
     def estimated_bytes(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        """An upper estimate of what the value of each operation takes, views counted as copies.
+        """Return an upper estimate of the bytes of each operation's value, counting views as copies.
 
-        Values whose sizes depend on values, as the rows that a router chose, are not in it.
+        Values whose sizes depend on other values, such as the rows that a router selected, are not included.
         """
         given = {name: tuple(value.shape) for name, value in inputs.items()}
         key = tuple(given.values())
@@ -508,12 +508,12 @@ class Captured:
 
     @property
     def n_layers(self) -> int:
-        """The number of layers that were found, those of all stacks together."""
+        """The number of layers that were found, added over all stacks."""
         return len(self.site_table.model_layers)
 
     @property
     def n_heads(self) -> int:
-        """The number of attention heads of a layer; 0 where heads were not told apart."""
+        """The number of attention heads of a layer; 0 if heads were not distinguished."""
         found = next((site for site in self.site_table if site.kind == "z"), None)
         length = None if found is None or found.view is None else found.view.lengths.get("head")
         return length if isinstance(length, int) else 0

@@ -252,7 +252,7 @@ class Drawn:
     plot: Callable[..., Figure]
 
     def save_image(self, path: str | Path, *args: Any, **how: Any) -> Path:
-        """Write what `plot` draws as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        """Save the figure as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(*args, **how), path)
@@ -304,9 +304,9 @@ class _OfParts:
 class Decomposition(_OfParts, Drawn):
     """The parts of the residual stream at `place`: `tensor` is [part, batch, pos, d_model].
 
-    The parts add up to `stream`, [batch, pos, d_model]. That was checked: they differ by `deviation` of its
-    largest value, which is rounding; `allowed` was allowed. `labels` are the tokens of each prompt, or their
-    numbers.
+    The parts add up to `stream`, [batch, pos, d_model]. This was checked: their sum differs from it by
+    `deviation`, as a share of its largest value, because of rounding; `allowed` is the tolerance. `labels`
+    are the tokens of each prompt, or their numbers.
     """
 
     by: str
@@ -319,18 +319,18 @@ class Decomposition(_OfParts, Drawn):
     labels: tuple[tuple[str, ...], ...]
 
     def along(self) -> Tensor:
-        """Return each part's length along the stream, [part, batch, pos]: these add up to its norm."""
+        """Return each part's length along the stream, [part, batch, pos]; the lengths add up to its norm."""
         stream = self.stream.double()
         unit = stream / stream.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         found: Tensor = torch.einsum("nbpd,bpd->nbp", self.tensor.double(), unit)
         return found
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each part, prompt and position: its norm, and how far it goes along the stream."""
+        """Return a row for each part, prompt and position: its norm, and its length along the stream."""
         return self._frame(True, norm=self.tensor.double().norm(dim=-1), along=self.along())
 
     def plot(self, *, prompt: int = 0) -> Figure:
-        """A heatmap for one prompt: how far each part goes along the stream at each position."""
+        """Draw a heatmap for one prompt: each part's length along the stream at each position."""
         from conewise.runs.figures import heatmap  # noqa: PLC0415  # needs plotly
 
         return heatmap(
@@ -371,7 +371,7 @@ def decompose(
     stack: str = "",
     tokenizer: Any = None,
 ) -> Decomposition:
-    """Take the residual stream apart; see `Run.decompose`."""
+    """Decompose the residual stream; see `Run.decompose`."""
     expect_way(by)
     facts = facts_of(run, stack)
     node, place = _node_at(run, facts.components, at, stack)
@@ -497,10 +497,10 @@ def _compared(
 class LogitAttribution(_OfParts, Drawn):
     """The contributions of parts to a metric: `tensor` is [part, prompt], or [part, prompt, pos] by position.
 
-    The norm's scale is as it is in the run. The parts add up to `numbers`, the metric itself, [prompt] or
-    [prompt, pos]. That was checked: they differ by `deviation` of what is added up, which is rounding;
-    `allowed` was allowed. `bias` is what no component wrote: biases of projections, of the final norm and of
-    the unembedding.
+    The norm's scale is frozen as in the run. The parts add up to `numbers`, the metric itself, [prompt] or
+    [prompt, pos]. This was checked: they differ by `deviation` of the summed terms, because of rounding;
+    `allowed` is the tolerance. `bias` is the contribution that no component wrote: biases of projections, of
+    the final norm and of the unembedding.
     """
 
     by: str
@@ -518,19 +518,19 @@ class LogitAttribution(_OfParts, Drawn):
         return self.tensor.ndim == 3
 
     def strongest(self, top: Count = 5) -> list[tuple[str, float]]:
-        """The parts that add or take the most, by their mean over prompts (and positions)."""
+        """Return the parts with the largest absolute contributions, averaged over prompts (and positions)."""
         means = self.tensor.flatten(1).mean(1).tolist()
         order = sorted(range(len(means)), key=lambda at: -abs(means[at]))
         return [(self.parts[at].name, means[at]) for at in order[:top]]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each part and prompt, and each position where there are several."""
+        """Return a row for each part and prompt, and for each position if there are several."""
         return self._frame(self.has_positions, value=self.tensor)
 
     def plot(self, *, prompt: int | None = None) -> Figure:
-        """The mean over prompts, or one prompt: heads by layer as a heatmap, anything else as bars.
+        """Draw the mean over prompts, or one prompt: heads by layer as a heatmap, other parts as bars.
 
-        By position, parts are rows and positions columns, of one prompt (the first unless it is named).
+        By position, parts are rows and positions are columns, for one prompt (by default the first).
         """
         from conewise.runs.figures import bars as drawn_bars  # noqa: PLC0415  # needs plotly
         from conewise.runs.figures import heatmap  # noqa: PLC0415

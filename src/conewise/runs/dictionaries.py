@@ -38,10 +38,10 @@ _ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
 
 
 class Dictionary(nn.Module):
-    """A sparse autoencoder or a transcoder: `encode` makes latents of a value, `decode` a value of latents.
+    """A sparse autoencoder or a transcoder: `encode` maps a value to latents, and `decode` maps them back.
 
-    `place` is the site that it was trained for, by the name that its file has for it; '' where it has none. A
-    transcoder reads `reads`, and its place is where it writes. One with a skip connection, `skips`, decodes
+    `place` is the site that it was trained for, under the name in its file; '' if the file names none. A
+    transcoder reads at `reads` and writes at its place. A transcoder with a skip connection (`skips`) decodes
     latents and the value that was read.
     """
 
@@ -71,7 +71,7 @@ class Dictionary(nn.Module):
         return int(self.W_dec.shape[0])
 
     def encode(self, value: Tensor) -> Tensor:
-        """The latents [..., latent] of a value [..., d]."""
+        """Return the latents [..., latent] of a value [..., d]."""
         read = value - self.b_dec if self.is_centred else value
         if "r_mag" in self._parameters:
             is_open = read @ self.W_enc + self.b_gate > 0
@@ -93,14 +93,14 @@ class Dictionary(nn.Module):
         return "W_skip" in self._parameters
 
     def decode(self, latents: Tensor, read: Tensor | None = None) -> Tensor:
-        """The value [..., d] that latents [..., latent] stand for, and what is read adds by a skip."""
+        """Return the value [..., d] that latents [..., latent] represent, with the skip connection."""
         if self.is_rescaled:
             latents = latents / self.W_dec.norm(dim=-1)
         made: Tensor = latents @ self.W_dec + self.b_dec
         return made if read is None or not self.skips else made + read @ self.W_skip.T
 
     def forward(self, value: Tensor) -> Tensor:
-        """The reconstruction of a value."""
+        """Return the reconstruction of a value."""
         return self.decode(self.encode(value), value)
 
     def __repr__(self) -> str:
@@ -119,16 +119,17 @@ def dictionary(
     dtype: str | torch.dtype | None = None,
     device: Any = None,
 ) -> Dictionary:
-    """A dictionary as SAE Lens writes it: a folder with `cfg.json` and `sae_weights.safetensors`.
+    """Load a dictionary in SAE Lens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
-    With an `id`, the first is a folder on this machine that holds a folder of that name, or a repository of
-    Hugging Face's hub, "owner/name", or the name that SAE Lens has for a release: "gpt2-small-res-jb". Some
-    releases are known here, all of them where SAE Lens is installed. What the hub's cache on this machine
-    holds is not downloaded again.
+    With an `id`, the first argument is a folder on this machine that holds a folder of that name, or a
+    repository of Hugging Face's hub, "owner/name", or SAE Lens's name of a release: "gpt2-small-res-jb". Some
+    releases are known here, all of them if SAE Lens is installed. Files in this machine's hub cache are not
+    downloaded again.
 
     Architectures: standard, topk, jumprelu, gated, and transcoders, with a skip connection or without.
-    Weights are as they were saved, or in `dtype` on `device`: a dictionary has to have that of its place.
-    Raises DictionaryError where the folder holds something else, or what is not computed from a value alone.
+    Weights keep their saved dtype unless `dtype` is given, and are placed on `device`; a dictionary needs the
+    dtype and the device of its place. Raises DictionaryError if the folder holds something else, or a
+    dictionary that is not a function of one value.
     """
     where = as_path(folder) if id is None else _folder_of(str(folder), id)
     settings = _settings(where)

@@ -265,11 +265,12 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Written:
-    """Generated text: `ids` are the prompts and what follows them, `new` are the tokens that follow.
+    """Generated text: `ids` are the prompts and the generated tokens, `new` are the generated tokens only.
 
-    `texts` are those tokens as text, one for each row, where there was a tokenizer; else None. `returned` is
-    what the module's own `generate` returned. `written["resid_post", 2]` is what was read there on the way,
-    at all positions that were computed: those of the prompt and of what follows, but for the last token.
+    `texts` are the generated tokens as text, one for each row, if there was a tokenizer; else None.
+    `returned` is the return value of the module's own `generate`. `written["resid_post", 2]` is the value
+    that was read there during generation, at all positions that were computed: those of the prompt and of the
+    generated tokens except the last one.
     """
 
     ids: Tensor
@@ -291,12 +292,12 @@ class Written:
 
     @property
     def new(self) -> Tensor:
-        """The tokens that were written: [row, token]."""
+        """The generated tokens, [row, token]."""
         return self.ids[:, self.prompt :]
 
     @property
     def text(self) -> str:
-        """The text that was written, where there is one row."""
+        """The generated text, if there is one row."""
         if self.texts is None or len(self.texts) != 1:
             why = (
                 "there is no tokenizer"
@@ -307,7 +308,7 @@ class Written:
         return self.texts[0]
 
     def beside(self, other: Written) -> WrittenPair:
-        """This text and another one of the same prompts side by side: unpatched and patched, say."""
+        """Return this text and another text of the same prompts side by side, e.g. unpatched and patched."""
         if len(self.ids) != len(other.ids):
             raise InputMismatchError(
                 f"texts of {len(self.ids)} and of {len(other.ids)} rows cannot stand side by side: generate "
@@ -360,7 +361,7 @@ def generate(
     options: Any,
     read: Any = (),
 ) -> Written:
-    """Write up to `n` tokens behind a prompt, with patches; see `Model.generate`."""
+    """Generate up to `n` tokens after a prompt, with patches; see `Model.generate`."""
     module = expect_writes(model)
     options = checked_options(n, pos, options)
     if isinstance(prompt, Tensor) and "attention_mask" in options:

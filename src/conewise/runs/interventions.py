@@ -109,14 +109,14 @@ class Intervention(Intervening):
 
 @checked
 def intervention(function: Callable[[Tensor], Tensor], *, key: str) -> Keyed:
-    """A function of the value at a site, identified by a key.
+    """Wrap a function of the value at a site as an intervention, identified by a key.
 
     A stored sweep resumes only if its interventions are the same. A plain function is identified by its code
-    and everything that it reads: globals, closures, helper modules, weights. If that is not certain (it reads
-    a file, an iterator, an object of another library), storing is refused; give a key then. Equal keys stand
-    for the same function, so change the key whenever the function changes.
+    and everything that it reads: globals, closures, helper modules, weights. If the identity is not certain
+    (the function reads a file, an iterator, an object of another library), storing raises an error; give a
+    key then. Equal keys stand for the same function, so change the key whenever the function changes.
 
-    Use it wherever a function is accepted: as `source`, and in `world.patch`.
+    Use the result wherever a function is accepted: as `source`, and in `world.patch`.
     """
     return Keyed(function, expect_key(key, PatchError))
 
@@ -129,11 +129,11 @@ def add(vector: Tensor | Mapping[int, Tensor], scale: Sequence[float]) -> Source
 def add(
     vector: Tensor | Mapping[int, Tensor], scale: float | Sequence[float] = 1.0
 ) -> Intervention | Sources:
-    """Add `scale · vector` to the site: steering. The vector has the site's last axis, or its whole shape.
+    """Add `scale · vector` to the site (steering). The vector has the site's last axis, or its whole shape.
 
-    A mapping has a vector for each layer, `{3: v3, 4: v4}`: each site gets the vector of its layer.
-    A list of scales adds an axis `scale` to a sweep, with a world for each scale at each site:
-    `model.sweep(sites, base=base, source=cw.add(vector, scale=[-1, 0, 2]), metric=metric)`.
+    A mapping has a vector for each layer, `{3: v3, 4: v4}`: each site gets the vector of its layer. A list of
+    scales adds an axis `scale` to a sweep, with a world for each scale at each site: `model.sweep(sites,
+    base=base, source=cw.add(vector, scale=[-1, 0, 2]), metric=metric)`.
     """
     if isinstance(scale, Sequence):
         return _by_scale(vector, scale)
@@ -398,10 +398,10 @@ def _generator(seed: str) -> torch.Generator:
 
 @checked
 def resample(run: Reading, seed: int = 0) -> Intervention:
-    """Take for each prompt the values of another prompt of `run`, the same one at every place.
+    """Replace the values of each prompt by those of another prompt of `run`, the same one at every place.
 
-    Where `run` has as many prompts as the base, no prompt gets those of its own row; else they are drawn with
-    replacement.
+    If `run` has as many prompts as the base, no prompt receives those of its own row; else prompts are drawn
+    with replacement.
     """
 
     def part(place: Place, base: Reading) -> Tensor:
@@ -447,7 +447,7 @@ def mean(model: Captured, dataset: Iterable[Any], *, per_position: bool = False)
 
     The dataset is a list of the model's inputs, or another iterable that can be iterated several times. One
     batch is in memory at a time, and the dataset is read once for each kind of site, for all layers together.
-    A model that was captured with its tokenizer takes texts of any lengths.
+    A model that was captured with its tokenizer accepts texts of any lengths.
     """
     batches = list(dataset) if isinstance(dataset, Iterator) else dataset
     if isinstance(batches, Mapping | Tensor):

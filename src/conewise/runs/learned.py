@@ -107,7 +107,7 @@ TRAINED = Moment()
 
 @dataclass(frozen=True)
 class Learned(ABC):
-    """An intervention whose parameters are learned; see `Model.fit`. It begins with those of `start`."""
+    """An intervention with learned parameters, initialised from `start`; see `Model.fit`."""
 
     name: str
     takes_source: bool = True
@@ -298,7 +298,7 @@ KINDS: Mapping[str, type[Learned]] = {
 class Trained:
     """A trained intervention for one place: `world.patch(place, trained(run))`, or as a sweep's source.
 
-    `parameters` are those of the place, without the rows of others; `accuracy` is that of the fit.
+    `parameters` are those of this place only; `accuracy` is that of the fit.
     """
 
     kind: Learned
@@ -318,7 +318,7 @@ class Trained:
 
     @property
     def basis(self) -> Tensor:
-        """The orthonormal directions [feature, k]. Raises PatchError for what has none."""
+        """The orthonormal directions [feature, k]. Raises PatchError if the intervention has none."""
         ready = self.kind.prepared({name: one[None] for name, one in self.parameters.items()}, TRAINED)
         if "basis" not in ready:
             raise PatchError(f"{self.kind.name} has no directions; its parameters are in `parameters`.")
@@ -408,7 +408,7 @@ def _given(start: Mapping[str, Tensor | None]) -> Stacks:
 def rotation(k: Positive, *, start: Tensor | None = None) -> Learned:
     """Exchange the source's coordinates along `k` learned orthonormal directions (DAS): see `Model.fit`.
 
-    `start` are directions to begin with, orthonormal rows [k, feature]; else they are random.
+    `start` gives the initial directions as orthonormal rows [k, feature]; by default they are random.
     """
     if start is not None:
         start = _expect_orthonormal(_directions(start, "the rows of `start`"), "the rows of `start`")
@@ -419,9 +419,9 @@ def rotation(k: Positive, *, start: Tensor | None = None) -> Learned:
 
 @checked
 def boundless(*, penalty: float = 0.1) -> Learned:
-    """Exchange coordinates along a learned number of the directions of a learned rotation (Wu et al., 2023).
+    """Exchange coordinates along a learned number of directions of a learned rotation (Wu et al., 2023).
 
-    `penalty` times the share of directions that are exchanged is added to the loss.
+    The loss includes `penalty` times the share of directions that are exchanged.
     """
     return Boundless(penalty)
 
@@ -430,7 +430,7 @@ def boundless(*, penalty: float = 0.1) -> Learned:
 def learned_mask(*, penalty: float = 0.1, start: float = 0.5) -> Learned:
     """Exchange features by learned gates, most of which end at 0 or 1 (hard concrete, Louizos et al., 2018).
 
-    `penalty` times the expected share of open gates is added to the loss; gates begin at `start`.
+    The loss includes `penalty` times the expected share of open gates; gates are initialised at `start`.
     """
     _ = GATES.log_alpha(start)
     return LearnedMask(penalty, start)
@@ -440,14 +440,17 @@ def learned_mask(*, penalty: float = 0.1, start: float = 0.5) -> Learned:
 def low_rank(k: Positive) -> Learned:
     """Make the coordinates along `k` learned directions a learned linear function of the value (LoReFT).
 
-    It takes nothing from a source: the base is trained to have the label of the example.
+    It uses no source: the base is trained to predict the label of the example.
     """
     return LowRank(k)
 
 
 @checked
 def subspace(directions: Tensor, run: Reading) -> Intervention:
-    """Take from `run` the coordinates along these directions, a vector or orthonormal rows [k, feature]."""
+    """Replace the coordinates along these directions by those of `run`.
+
+    The directions are a vector or orthonormal rows [k, feature].
+    """
     columns = _expect_orthonormal(_directions(directions, "the directions"), "the directions")
     return as_patch(Rotation(columns.shape[1], name="subspace"), {"directions": columns}, run)
 

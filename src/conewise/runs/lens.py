@@ -44,12 +44,13 @@ AT_ONCE = 1 << 24
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens(Drawn):
-    """The likeliest next tokens as the stream has them after each layer: [row, prompt, pos, rank].
+    """The likeliest next tokens that the logit lens reads from the stream after each layer.
 
-    `rows` names what was read: "input" is what enters the first layer, "3" what leaves layer 3. `top` are the
-    numbers of tokens, the likeliest first, `top_probs` their probabilities. Of the `tokens` that were asked
-    for, `logits`, `probs` and `ranks` (0 is the likeliest) are [row, prompt, pos, token]. The last row is the
-    model's own output, which was checked. `texts` writes tokens, where a tokenizer was at hand.
+    All arrays start with the axes [row, prompt, pos]. `rows` names what was read: "input" is the input of the
+    first layer, "3" the output of layer 3. `top` are the numbers of tokens [row, prompt, pos, rank], the
+    likeliest first, and `top_probs` their probabilities. For the requested `tokens`, `logits`, `probs` and
+    `ranks` (0 is the likeliest) are [row, prompt, pos, token]. The last row is the model's own output, which
+    was checked. `texts` holds the tokens as text, if a tokenizer was available.
     """
 
     rows: tuple[str, ...]
@@ -63,11 +64,11 @@ class Lens(Drawn):
     texts: Mapping[int, str]
 
     def text(self, token: int) -> str:
-        """A token as it is shown: its text, or its number where that is not known."""
+        """Return the text of a token, or its number if the text is not known."""
         return self.texts.get(token, str(token))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each layer, prompt, position and rank, and one for each token that was asked for."""
+        """Return a row for each layer, prompt, position and rank, and one for each requested token."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 
@@ -91,9 +92,10 @@ class Lens(Drawn):
             yield {"which": "asked", "rank": rank, "next": self.text(one), "id": one, "prob": prob}
 
     def plot(self, *, prompt: int = 0, token: int | str | None = None) -> Figure:
-        """A table for one prompt: the likeliest token after each layer and its probability, the last on top.
+        """Draw a table for one prompt: the likeliest token after each layer and its probability.
 
-        With one of the `tokens` that were asked for, its probability and its rank instead.
+        The last layer is on top. With one of the requested `tokens`, the table shows its probability and its
+        rank instead.
         """
         from conewise.runs.figures import lens_table  # noqa: PLC0415  # needs plotly
 
@@ -235,7 +237,7 @@ class Head:
 
 
 def lens(run: Values, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
-    """The logit lens of a run; see `Run.lens`."""
+    """Compute the logit lens of a run; see `Run.lens`."""
     if top < 1:
         raise DecompositionError(f"top={top!r}: the lens keeps a number of tokens, at least 1.")
     head, read = Head(run, stack), reader(run)

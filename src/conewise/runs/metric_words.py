@@ -85,7 +85,7 @@ def prob(token: Token, *, pos: Position = None, name: str = "prob") -> Metric:
 
 @checked
 def prob_diff(answer: Token, wrong: Token, *, pos: Position = None, name: str = "prob_diff") -> Metric:
-    """The probability of the answer less that of the wrong one, or of any of several: see `logit_diff`."""
+    """The probability of the answer minus that of the wrong answer; several of each as in `logit_diff`."""
     return _of_tokens("prob_diff", (answer, wrong), name, pos)
 
 
@@ -175,7 +175,7 @@ def _of_rows(kind: str, sides: Sequence[Tokens], labels: Sequence[str], name: st
 
 @checked
 def log_prob(answer: Any, *, name: str = "log_prob") -> Metric:
-    """The log probability of an answer of one token or several, with which the prompts end.
+    """The log probability of an answer of one or several tokens at the end of the prompts.
 
     `answer` is a list of tokens, [t1, t2, ...], or a text, for all prompts; or a list of these, one for each.
     Prompts have to be run with their answers appended; any padding has to be on the left. The result is the
@@ -436,11 +436,11 @@ def last_logits(run: Any, pos: Position = None) -> Tensor:
 def cross_entropy(
     targets: Tensor | None = None, *, labels: Tensor | None = None, name: str = "cross_entropy"
 ) -> Metric:
-    """The mean cross-entropy of `targets` [prompt, pos] over their positions; −100 is left out.
+    """The mean cross-entropy of `targets` [prompt, pos] over their positions, excluding those equal to −100.
 
     Logits at position t are compared with `targets[:, t]`, or with `labels[:, t + 1]` as in Hugging Face
     models: `labels=input_ids` gives the language modelling loss. Positions hidden by the attention mask are
-    left out too. Targets that are padding, after a prompt's last token, have to be −100.
+    excluded too. Padding targets, after a prompt's last token, have to be −100.
     """
     if (targets is None) == (labels is None):
         raise MetricError(
@@ -513,13 +513,13 @@ def metric(
     size: Count | None = None,
     name: str | None = None,
 ) -> Metric:
-    """A function of the module's outputs, and of the values at sites, as a metric.
+    """Make a metric from a function of the module's outputs, and of the values at sites.
 
-    It is called for each world, as `function(outputs, *values)`, with one value for each site in `reads`:
-    a tensor [prompt, ...] in the site's own axes, e.g. [prompt, query, key] for one head's pattern. A
-    function that takes only as many arguments as there are sites is called as `function(*values)`, and the
-    outputs are not computed. It returns one number, or one for each prompt, or with `size` a vector for each
-    prompt, [prompt, size].
+    It is called for each world, as `function(outputs, *values)`, with one value for each site in `reads`: a
+    tensor [prompt, ...] in the site's own axes, e.g. [prompt, query, key] for one head's pattern. A function
+    that takes exactly as many arguments as there are sites is called as `function(*values)`, and the outputs
+    are not computed. It returns one number, or one for each prompt, or with `size` a vector for each prompt,
+    [prompt, size].
 
     `key` identifies the function in stored runs, so that they can be resumed: see `conewise.intervention`.
     """
@@ -580,13 +580,13 @@ def read(
     norm: bool = False,
     name: str | None = None,
 ) -> Metric:
-    """The value at a site as a metric: `read(cw.site("resid_post", layer=10, pos=-1))`.
+    """Read the value at a site as a metric: `read(cw.site("resid_post", layer=10, pos=-1))`.
 
     Axes that the site does not index become axes of a vector; in this example, the features of the stream.
-    With `direction` [d] the metric is the dot product with a vector along the last axis, with [k, d] that
-    with each of k vectors; with `norm` it is the norm along the last axis. A site
-    itself can be given as a metric too, and then reads all its values. Positions are columns of the batch;
-    one counted from the end must be a token, and not padding, in every prompt.
+    With `direction` [d], the metric is the dot product with a vector along the last axis; with [k, d], it is
+    the dot product with each of k vectors; with `norm`, it is the norm along the last axis. A site can also
+    be given as a metric directly; the metric then has all its values. Positions are columns of the batch; a
+    position counted from the end must be a token, not padding, in every prompt.
     """
     place = as_place(site)
     if direction is not None and norm:

@@ -35,23 +35,24 @@ from conewise.threads import one_thread
 @checked
 @one_thread
 class Reading(Values):
-    """Values of a captured model, by site; a fork shares them, but for what is patched in it."""
+    """Values of a captured model, by site; a fork shares them except for what is patched in it."""
 
     _parent: Reading | None
 
     def fork(self) -> RunWorld:
-        """A world in which sites can be patched; it shares all other values with this one."""
+        """Return a world in which sites can be patched; it shares all other values with this one."""
         return RunWorld(self)
 
     @recording()
     def gradients(self, metric: Any, sites: SelectorLike) -> Gradients:
-        """The gradients of a metric by sites, by place, each in the natural axes of its place.
+        """Compute the gradients of a metric with respect to sites, each in the natural axes of its place.
 
-        One backward pass, by torch's autograd, over what lies behind the sites: that part of the program is
-        computed again and recorded, with weights as constants. A place is one of `sites` as a sweep takes
-        them; prompts do not read each other, so each prompt's gradient is that of its own number. Patches
-        that stand here are as they are. Raises GradientError where a site holds no floating-point numbers,
-        where an operation has no derivative, or where the metric is no function that torch differentiates.
+        This takes one backward pass, by torch's autograd, over the operations downstream of the sites. That
+        part of the program is recomputed and recorded, with weights as constants. A place is one of `sites`,
+        which are given as in a sweep. Prompts do not read each other, so each prompt's gradient is that of
+        its own metric value. Patches in this world stay in force. Raises GradientError if a site holds no
+        floating-point numbers, if an operation has no derivative, or if torch cannot differentiate the
+        metric.
         """
         with self._checked_once():
             return gradients_of(self._tape(), as_metric(metric, self.model), sites, self.inputs)
@@ -60,10 +61,11 @@ class Reading(Values):
     def backward_cost(self, metric: Any, sites: SelectorLike, *, weights: bool = False) -> BackwardCost:
         """Count the nodes of a metric's reverse pass that a patch at each of `sites` makes stale.
 
-        The reverse pass is that of `gradients(metric, sites)`; with `weights`, that by every parameter of
-        the module, as in training. What an operation's gradient reads is what torch saves for it; what then
-        is stale follows from the graph (docs/backward-locality.md). Nothing is patched. Raises GradientError
-        in a world with patches, and where the metric has no gradient by a site.
+        The reverse pass is that of `gradients(metric, sites)`; with `weights`, it computes the gradient of
+        every parameter of the module, as in training. The gradient of an operation reads the values that
+        torch saves for it; the stale nodes then follow from the graph (docs/backward-locality.md). Nothing is
+        patched. Raises GradientError in a world with patches, and if the metric has no gradient with respect
+        to a site.
         """
         if self.edits:
             raise GradientError(
@@ -78,12 +80,12 @@ class Reading(Values):
     def decompose(
         self, by: str = "head", at: PlaceLike | None = None, *, stack: str = "", tokenizer: Any = None
     ) -> Decomposition:
-        """Take the residual stream apart: what each head, layer or component has in it.
+        """Split the residual stream into the contributions of heads, layers or components.
 
-        `by` is "head" (heads and MLPs), "component" (attentions and MLPs, whole) or "layer". `at` is a value
-        of the stream, such as ("resid_post", 3); by default what the final norm reads. Where norms lie on the
-        way (Gemma 2, BERT), parts are carried through them with the run's own scale. The parts are checked to
-        add up to the stream; DecompositionError says what is in the way where they do not, or cannot.
+        `by` is "head" (heads and MLPs), "component" (whole attentions and MLPs) or "layer". `at` is a value
+        of the stream, such as ("resid_post", 3); by default the input of the final norm. Parts that pass
+        through norms (Gemma 2, BERT) are scaled with the run's own scale. The parts are checked to add up to
+        the stream; if they do not or cannot, DecompositionError names the obstacle.
         """
         with self._checked_once():
             return decompose(self, by, at, stack=stack, tokenizer=self._tokenizer(tokenizer))
@@ -97,13 +99,13 @@ class Reading(Values):
         stack: str = "",
         tokenizer: Any = None,
     ) -> LogitAttribution:
-        """Direct logit attribution: what each head, layer or component adds to a metric by itself.
+        """Compute the direct contribution of each head, layer or component to a metric.
 
-        Every part of the stream goes through the final norm, whose scale is frozen as it is here, and the
-        unembedding; the parts and biases are checked to add up to the metric. That needs a metric that is a
-        sum of logits: `logit` and `logit_diff`, MetricError for others. With pos="all" the same is
-        read at every position. Where logits are capped (Gemma 2), the factor that the cap comes to for each
-        logit is frozen too.
+        This is direct logit attribution. Every part of the stream passes through the final norm, with its
+        scale frozen as in this run, and the unembedding; the parts and biases are checked to add up to the
+        metric. The metric has to be a sum of logits: `logit` or `logit_diff`; others raise MetricError. With
+        pos="all", the metric is read at every position. If logits are capped (Gemma 2), the factor of the cap
+        for each logit is frozen too.
         """
         metric = as_metric(metric, self.model)
         expect_linear(metric)
@@ -118,19 +120,20 @@ class Reading(Values):
             return attribute(self, metric, numbers, by, pos=pos, stack=stack, tokenizer=tokenizer)
 
     def lens(self, *, top: int = 5, tokens: Any = (), stack: str = "", tokenizer: Any = None) -> Lens:
-        """The logit lens: the model's own final norm and unembedding, applied to the stream at every layer.
+        """Compute the logit lens: apply the model's final norm and unembedding to the stream at every layer.
 
-        For every position, the `top` likeliest next tokens and their probabilities are kept, and logit,
-        probability and rank of those of `tokens` (numbers, or texts where a tokenizer is known): never the
-        logits of all layers at once. The last row is checked to be what the model itself puts out.
+        For every position, the result keeps the `top` likeliest next tokens and their probabilities, and the
+        logit, probability and rank of each of `tokens` (numbers, or texts if a tokenizer is known). The
+        logits of all layers are never held at once. The last row is checked against the model's own output.
         """
         with self._checked_once():
             return lens(self, top=top, tokens=tokens, stack=stack, tokenizer=self._tokenizer(tokenizer))
 
     def attention(self, layer: Any = None, *, stack: str = "", tokenizer: Any = None) -> AttentionPatterns:
-        """The attention patterns of a layer, of several, or of all: [layer, batch, head, query, key].
+        """Return the attention patterns of a layer, of several, or of all: [layer, batch, head, query, key].
 
-        MissingSiteError says why a model shows none, and what to load it with.
+        If a model does not compute patterns explicitly, MissingSiteError names the reason and the loading
+        option.
         """
         with self._checked_once():
             return attention_patterns(self, layer, stack=stack, tokenizer=self._tokenizer(tokenizer))
@@ -167,16 +170,15 @@ class Intervening:
 
 @one_thread
 class RunWorld(Reading):
-    """A run in which something is patched. Use it in a `with` block, or just drop it; forks nest.
+    """A run with patches. Use it in a `with` block, or drop the last reference to it; forks nest.
 
-    Patches of several parts of one value add up, those of the worlds above included. A part that is
-    not patched is what it would have been in this world: if it lies downstream of another patch, it is
-    computed again.
+    Patches of several parts of one value combine, including those of parent worlds. A part that is not
+    patched has its value in this world: if it is downstream of another patch, it is recomputed.
 
-    A patch may have parameters: an `nn.Module`, a tensor that requires a gradient, a function that reads
-    either. What depends on such a patch has gradients by the parameters, whatever the caller's grad mode; the
-    model's own weights are constants. Once parameters were written to, by an optimizer say, values are
-    computed anew.
+    A patch can have parameters: an `nn.Module`, a tensor that requires a gradient, or a function that reads
+    either. Values that depend on such a patch have gradients with respect to the parameters, regardless of
+    the caller's grad mode; the model's own weights are constants. After parameters are written to, e.g. by an
+    optimizer, values are recomputed.
     """
 
     def __init__(self, parent: Reading) -> None:
@@ -191,13 +193,13 @@ class RunWorld(Reading):
         place: PlaceLike | Places,
         value: Reading | Tensor | str | Intervening | Callable[[Tensor], Tensor],
     ) -> None:
-        """Replace (a part of) a site's value; at the path of a module, what each of its calls returns.
+        """Replace (a part of) a site's value; at the path of a module, the result of each of its calls.
 
-        `value`: another run, whose value at the same place is taken; a tensor of the part's dtype and device,
-        and of its shape or its last axes ([d] is put at every position of every prompt); "zero"; "mean" (the
-        site's mean over batch and positions that are no padding, before this world's patches); an
-        intervention such as `cw.add(vector, 2.0)`; or a function from what the part would have been to what
-        it shall be, which may be an `nn.Module`.
+        `value` is another run, whose value at the same place is used; a tensor of the part's dtype and
+        device, and of its shape or its last axes ([d] is used at every position of every prompt); "zero";
+        "mean" (the site's mean over batch and positions that are not padding, before this world's patches);
+        an intervention such as `cw.add(vector, 2.0)`; or a function from the unpatched part to its
+        replacement, which can be an `nn.Module`.
         """
         self.model.weights.expect_captured()
         edits = dict(self._edits)
@@ -224,7 +226,7 @@ class RunWorld(Reading):
         return (*above, *(one for edit in self._own_edits() for one in edit.parameters))
 
     def restore(self, place: PlaceLike) -> None:
-        """Take back all patches that were made in this world at exactly this place."""
+        """Remove all patches that were made in this world at exactly this place."""
         place = as_place(place)
         found = [self.model.locate(one) for one in self.model.each_call([place])]
         gone = [edit for edit in self._own_edits() if any(map(edit.found.is_same_place, found))]
@@ -247,7 +249,7 @@ class RunWorld(Reading):
         self._edits = edits
 
     def demand(self, nodes: str | Iterable[str]) -> tuple[Any, ...]:
-        """The values at nodes of the graph, under the patches; warns of a patch without effect."""
+        """Return the values at nodes of the graph, under the patches; warns of a patch without effect."""
         names = node_names(nodes)
         values = self._values(names)
         self._report(names)

@@ -31,7 +31,7 @@ from conewise.templates import folded, heading, shown, table
 
 
 class Run(Reading):
-    """The baseline for one input. It never changes; another input is another run."""
+    """The baseline for one input. It never changes; another input requires another run."""
 
     def __init__(
         self, model: Captured, world: World | None, sizes: tuple[int, ...], inputs: Mapping[str, Tensor]

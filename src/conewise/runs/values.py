@@ -151,8 +151,8 @@ def _written(name: str) -> PatchError:
 class Values:
     """Values of a captured model, by site; the module's outputs, in the module's own structure.
 
-    What is returned is the cached value, or a view of it: read it, do not write to it. A write is
-    noticed at the next reading, and refused.
+    The returned tensor is the cached value, or a view of it: read it, do not write to it. The next reading
+    detects a write and raises an error.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Values:
 
     @contextmanager
     def checked_once(self) -> Iterator[None]:
-        """Look for writes to weights and to what was lent now and at the end, and not at every reading.
+        """Check for writes to weights and to returned values now and at the end, instead of at every reading.
 
-        That holds for the forks of this one too: a loop over many forks is faster inside.
+        This also applies to the forks of this object: a loop over many forks is faster inside.
         """
         with self._checked_once(self._check_bits):
             yield
@@ -203,7 +203,7 @@ class Values:
 
     @contextmanager
     def trusted(self) -> Iterator[None]:
-        """Look for no writes meanwhile: whoever asks for it has done so, and does so again afterwards."""
+        """Suspend the checks for writes; the caller checks before and after."""
         trusted = self._trusted
         try:
             self._trusted = trusted + 1
@@ -212,13 +212,13 @@ class Values:
             self._trusted = trusted
 
     def check(self, now: Contents | None = None) -> None:
-        """Read every bit of the weights, and raise WeightsChangedError if they are not those of this run.
+        """Read every bit of the weights, and raise WeightsChangedError if they differ from those of this run.
 
-        Values that were read from here are checked too: PatchError if one was written to.
+        Values that were returned are checked too: PatchError if one was written to.
 
-        Each run of a sweep does so at its start and at its end. Elsewhere, counted writes are looked for at
-        every reading, and the bits are read whenever something was computed: all of them on a GPU and of
-        models of up to 8 MiB, else a sample. `now`: what the weights hold, where that was just read.
+        Each run of a sweep calls this at its start and at its end. Elsewhere, every reading checks torch's
+        counters of writes, and the bits are read whenever something was computed: all of them on a GPU and
+        for models of up to 8 MiB, else a sample. `now`: the contents of the weights, if they were just read.
         """
         self._check_bits(self.model.weights.whole_contents() if now is None else now)
 
@@ -233,7 +233,7 @@ class Values:
         return above + self.ledger.count("recomputed")
 
     def demand(self, nodes: str | Iterable[str]) -> tuple[Any, ...]:
-        """The values at nodes of the graph, by the graph's own names; one name alone will do."""
+        """Return the values at nodes of the graph, by the graph's own names; a single name is accepted."""
         return self._values(node_names(nodes))
 
     def __getitem__(self, place: PlaceLike) -> Any:
@@ -246,12 +246,12 @@ class Values:
         return read
 
     def read(self, place: PlaceLike) -> Tensor:
-        """The same, for code that writes to nothing: it is not watched, which would cost a pass over it."""
+        """Return the value at a place without the check for writes, which costs a pass over the value."""
         found = self.model.locate(as_place(place))
         return self._shown(found, self._present(found))
 
     def value_at(self, node: str) -> Any:
-        """The value at a node of the graph, likewise; warns of no patch that it does not depend on."""
+        """Return the value at one node of the graph, without warnings about patches that do not affect it."""
         return self._values((node,))[0]
 
     @property
@@ -282,28 +282,28 @@ class Values:
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """The inputs of the run that all this is a change of."""
+        """The inputs of the underlying run."""
         assert self._parent is not None
         return self._parent.inputs
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Every patch that is in force here, those of the worlds above first."""
+        """Every patch in force in this world, those of parent worlds first."""
         above = () if self._parent is None else self._parent.edits
         return (*above, *(edit for edits in self._edits.values() for edit in edits))
 
     def identity_parts(self) -> tuple[object, ...]:
-        """All that the values depend on."""
+        """Return everything that the values depend on."""
         return (self.model, dict(self.inputs), [(str(edit.place), edit.part) for edit in self.edits])
 
     @property
     def made_with(self) -> Contents:
-        """The contents of the weights when the run was computed that all this is a change of."""
+        """The contents of the weights when the underlying run was computed."""
         assert self._parent is not None
         return self._parent.made_with
 
     def expect_same_weights(self, other: Values) -> None:
-        """Raise WeightsChangedError where another run of the model was computed with other weights."""
+        """Raise WeightsChangedError if another run of the model was computed with other weights."""
         if changed := self.model.weights.changed(self.made_with.whole, other.made_with.whole):
             raise WeightsChangedError(
                 f"the weights of {self.model.name} were written to between these two runs: {changed}. What "
