@@ -723,37 +723,37 @@ def find_circuit(
     seed: Seed | None = None,
     batch_size: Positive | None = None,
 ) -> Runnable[Circuit]:
-    """Find the circuit of a task by ACDC: the edges without which the metric changes by `threshold` or more.
+    """Find the circuit of a task by ACDC: the edges whose removal changes the metric by `threshold` or more.
 
-    Or by edge pruning, method="edge-pruning": the `top` edges whose learned gates are most open, see below.
+    With method="edge-pruning", find the `top` edges whose learned gates are most open, see below.
 
-    `base` is the run whose behaviour is to be kept, and `source` what removed edges carry: what they do in
-    another run, "zero", "mean" or `cw.mean(...)`; or `prompts` are pairs of any lengths. See
-    `Circuit.evaluate`. Edges are visited as published:
-    readers from the last to the first (the logits; then of each layer the MLP, values, keys, queries, heads
-    from the last to the first), for each its writers from the last to the first. With heads="ascending", the
-    writers that are heads of one layer come from the first to the last: the published class's own default,
-    where the published program's is the other one. An edge into a component that nothing reads any more is
-    removed without being looked at.
+    `base` is the run whose behaviour is preserved. `source` selects the values that removed edges carry:
+    their values in another run, "zero", "mean" or `cw.mean(...)`. Alternatively, `prompts` are pairs of any
+    lengths. See `Circuit.evaluate`. Edges are visited in the published order: readers from the last to the
+    first (the logits; then for each layer the MLP, values, keys, queries, heads from the last to the first),
+    and for each reader its writers from the last to the first. With heads="ascending", writers that are heads
+    of one layer are visited from the first to the last: this is the default of the published class, while the
+    published program uses the descending order. An edge into a component that nothing reads any more is
+    removed without evaluation.
 
-    An edge is removed if what removing it does to the metric, averaged over prompts, is below `threshold`.
-    For `cw.kl_to(base)` and `cw.cross_entropy(...)` that is the increase, as published; for any other metric
-    it is the change either way, as the published option of absolute values has it. `harm` says so:
-    "increase", "decrease", "either", or "auto".
+    An edge is removed if its removal changes the metric, averaged over prompts, by less than `threshold`. For
+    `cw.kl_to(base)` and `cw.cross_entropy(...)` the change is the increase, as published; for any other
+    metric it is the absolute change, as in the published option of absolute values. `harm` selects one of
+    these: "increase", "decrease", "either", or "auto".
 
-    With `speculative`, candidates are evaluated many at once; the edges, and the order of decisions, are
-    those of one at a time. What stacked worlds take is rehearsed, so that they fit into `max_memory`.
-    Decisions are kept in `out` as they are made. A search that goes on begins again with the layer that it
-    was at, so that decisions and scores are those of a search that was never cut off, bit for bit where
-    `max_memory` and workers are the same. `progress` counts edges decided, of all. Workers evaluate each a
-    part of the candidates; this process decides.
+    With `speculative`, many candidates are evaluated at once; the edges, and the order of decisions, are
+    those of a search that evaluates one at a time. The memory of stacked worlds is rehearsed, so that they
+    fit into `max_memory`. Decisions are stored in `out` as they are made. A resumed search restarts at the
+    layer in which it was interrupted, so that decisions and scores equal those of an uninterrupted search,
+    bit for bit if `max_memory` and workers are the same. `progress` counts decided edges out of all edges.
+    Each worker evaluates a part of the candidates; this process decides.
 
     **Edge pruning** (Bhaskar et al. 2024) learns a hard-concrete gate for every edge, in `steps` (200) of
-    Adam with the rate `lr` (0.1) and random numbers from `seed` (0): the circuit stays near the model while
-    all but `top` gates close. Near is a small metric where it is a loss (`kl`, `cross_entropy`), and a small
-    squared difference from the model otherwise. The circuit has the `top` edges that are most open, without
-    dead ends; its scores are the gates' odds as probabilities. A step is over all prompts, or with
-    `batch_size` over at most so many of one length, in turn.
+    Adam with the rate `lr` (0.1) and random numbers from `seed` (0). Training keeps the circuit close to the
+    model while all but `top` gates close. The distance is the metric if it is a loss (`kl`, `cross_entropy`),
+    and the squared difference from the model's metric otherwise. The circuit has the `top` edges with the
+    most open gates, without dead ends; its scores are the gates' odds as probabilities. A step uses all
+    prompts or, with `batch_size`, at most that many prompts of one length, in turn.
     """
     _expect(method, "method", ("acdc", "edge-pruning"))
     question = {"base": base, "source": source, "metric": metric}

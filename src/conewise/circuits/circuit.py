@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The edges that both circuits have, and those of one alone, each in graph order."""
+    """The edges that both circuits have, and those that only one of them has, each in graph order."""
 
     both: tuple[str, ...]
     only_first: tuple[str, ...]
@@ -70,13 +70,13 @@ class Comparison:
 
     @property
     def jaccard(self) -> float:
-        """Edges of both over edges of either: 1 where they are equal, 0 where they share none."""
+        """The edges in both circuits over the edges in either: 1 if equal, 0 if disjoint."""
         either = len(self.both) + len(self.only_first) + len(self.only_second)
         return len(self.both) / either if either else 1.0
 
     @property
     def overlap(self) -> float:
-        """Edges of both over the edges of the smaller: 1 where one is a part of the other."""
+        """The number of shared edges over the size of the smaller circuit: 1 if one contains the other."""
         smaller = len(self.both) + min(len(self.only_first), len(self.only_second))
         return len(self.both) / smaller if smaller else 1.0
 
@@ -113,12 +113,13 @@ SHOWN = 10
 @checked
 @dataclass(frozen=True, repr=False)
 class Circuit(CircuitData):
-    """Edges of a model's graph of components, in its order: readers first to last, for each its writers.
+    """A subset of the edges of a model's graph of components.
 
-    `of` is the model's name, `graph` the graph, `edges` the names of the edges that are in. `scores` are
-    those of all edges that were scored. `method` and `threshold` say how it was found, `log` what was decided
-    in which order. It holds the model that it was made with; one that was read from a file holds none, until
-    it is given one by `bind`.
+    Edges are in the graph's order: readers first to last, and for each reader its writers. `of` is the
+    model's name, `graph` the graph, `edges` the names of the circuit's edges. `scores` holds the scores of
+    all edges that were scored. `method` and `threshold` describe how the circuit was found, and `log` lists
+    the decisions in order. A circuit holds the model that it was made with; a circuit that was read from a
+    file holds none until `bind` assigns one.
     """
 
     model: Captured | None = field(default=None, compare=False)
@@ -139,7 +140,7 @@ class Circuit(CircuitData):
         helps: float = -1.0,
         model: Captured | None = None,
     ) -> Circuit:
-        """Make a circuit of edges of a model or a graph, given by their names in any order.
+        """Create a circuit from edges of a model or a graph, given by their names in any order.
 
         Raises CircuitError for an unknown edge, and for a `log` that does not hold decisions about edges.
         """
@@ -162,14 +163,14 @@ class Circuit(CircuitData):
         of: str = "",
         model: Captured | None = None,
     ) -> Circuit:
-        """The edges with the largest scores: at most `top`, or all from `threshold` on.
+        """Create a circuit of the edges with the largest scores: at most `top`, or all from `threshold` on.
 
-        With select="absolute" edges are ranked by the absolute value of their scores, with "signed" by how
-        much they help: `helps` is the sign of a helpful edge's score, −1 if scores are effects of removal.
+        With select="absolute", edges are ranked by the absolute value of their scores; with "signed", by how
+        helpful they are: `helps` is the sign of a helpful edge's score, −1 if scores are effects of removal.
 
-        With `connected`, only edges on a path from the input to the logits are kept: with `threshold`, others
-        are dropped; with `top`, the circuit is grown from the logits, the largest score first. Without it,
-        edges are chosen by their scores alone.
+        With `connected`, only edges on a path from the input to the logits are kept: with `threshold`, other
+        edges are dropped; with `top`, the circuit is grown from the logits, the largest score first. Without
+        it, edges are selected by their scores alone.
         """
         own, of, model = _home(graph, of, model)
         known = checked_scores(own, scores)
@@ -193,7 +194,10 @@ class Circuit(CircuitData):
         of: str = "",
         model: Captured | None = None,
     ) -> Circuit:
-        """All edges between these components ("a0.h1", "m3"), and those with the input and the logits."""
+        """Create a circuit of all edges between these components, the input and the logits.
+
+        Components are named as in edges: "a0.h1", "m3".
+        """
         own, of, model = _home(graph, of, model)
         return cls(of, own, own.names(between(own, nodes)), "nodes", model=model)
 
@@ -205,7 +209,7 @@ class Circuit(CircuitData):
         connected: bool = True,
         select: str = "absolute",
     ) -> Circuit:
-        """Another circuit by the scores of this one; see `from_scores`."""
+        """Return another circuit selected by the scores of this one; see `from_scores`."""
         return self.from_scores(
             self.graph,
             self._scored("select"),
@@ -219,25 +223,25 @@ class Circuit(CircuitData):
         )
 
     def prune(self) -> Circuit:
-        """The circuit without dead ends: only edges on a path from the input to the logits."""
+        """Return the circuit without dead ends: only edges on a path from the input to the logits."""
         return replace(self, edges=self.graph.names(pruned(self.graph, self.numbers)))
 
     # -- asking ----------------------------------------------------------------------------------------
 
     @property
     def complement(self) -> tuple[str, ...]:
-        """The edges of the graph that are not in the circuit."""
+        """Return the edges of the graph that are not in the circuit."""
         return tuple(edge for edge in self.graph.edges if edge not in self)
 
     def compare(self, other: Circuit) -> Comparison:
-        """Compare the edges with another circuit's. Raises CircuitError where their graphs differ."""
+        """Compare the edges with another circuit's. Raises CircuitError if their graphs differ."""
         expect_same_graph(self.graph, other.graph, "the two circuits cannot be compared")
         first, second = set(self.numbers.tolist()), set(other.numbers.tolist())
         names = self.graph.names
         return Comparison(names(first & second), names(first - second), names(second - first))
 
     def bind(self, model: Captured) -> Circuit:
-        """The same circuit of a model, to be evaluated. Raises CircuitError where it has other components."""
+        """Return this circuit bound to a model. Raises CircuitError if the components differ."""
         graph = edge_facts(model).graph
         expect_same_graph(self.graph, graph, f"the circuit does not fit {model.name}")
         return replace(self, graph=graph, of=self.of or model.name, model=model)
@@ -262,12 +266,12 @@ class Circuit(CircuitData):
         """Evaluate how well the circuit alone, with all other edges ablated, reproduces the model.
 
         Give `prompts`, pairs of any lengths, whose clean prompts are the base; or `base` and `source`, runs
-        of one shape. With only="faithfulness" nothing else is computed. `source` is what ablated edges carry:
-        their values in a run, in inputs or in texts; "zero"; "mean", their mean over the base;
-        "mean-positional", their mean at each position; "mean-template", the same for each template's prompts;
-        `cw.mean(...)`, a mean over another batch; or an `optimal_ablation`. With `minimality`, each edge of
-        the circuit is also removed in turn. A circuit that was read from a file has to be bound to its
-        model first: `circuit.bind(model)`.
+        of one shape. With only="faithfulness", nothing else is computed. `source` selects the values that
+        ablated edges carry: their values in a run, in inputs or in texts; "zero"; "mean", their mean over the
+        base; "mean-positional", their mean at each position; "mean-template", the same for each template's
+        prompts; `cw.mean(...)`, a mean over another batch; or an `optimal_ablation`. With `minimality`, each
+        edge of the circuit is also removed in turn. A circuit that was read from a file has to be bound to
+        its model first: `circuit.bind(model)`.
         """
         given = self._question("evaluate", prompts, base, source, metric, max_memory)
         return evaluate(given, [self.edges], only=only, minimality=minimality, workers=workers)[0]
@@ -285,10 +289,11 @@ class Circuit(CircuitData):
     ) -> OptimalAblation:
         """Learn the values that removed edges carry (optimal ablation): one vector for each writer.
 
-        Use it as a `source`: `circuit.evaluate(prompts, source=circuit.optimal_ablation(prompts))`
+        Use the result as a `source`: `circuit.evaluate(prompts, source=circuit.optimal_ablation(prompts))`
         (Li & Janson 2024). Vectors start at the means over prompts and positions and are trained for `steps`
         steps of Adam with learning rate `lr`. If the metric is a loss ("kl", the default), it is minimised;
-        otherwise its squared difference from the model's. See `Model.find_circuit` for `batch_size`.
+        otherwise its squared difference from the model's value is minimised. See `Model.find_circuit` for
+        `batch_size`.
         """
         metric = "kl" if metric is None and prompts is not None else metric
         batches = in_batches(self._own_model("optimal_ablation"), prompts, batch_size)
@@ -308,11 +313,12 @@ class Circuit(CircuitData):
         greedy: bool = False,
         max_memory: int | str | None = None,
     ) -> FaithfulnessCurve:
-        """The benchmark's curve of circuits by the scores of this one: its areas, a table and a figure.
+        """Compute the benchmark's curve over circuits selected by these scores: areas, a table and a figure.
 
-        Circuits have the best `sizes` (shares of the edges, those of the benchmark by default, or counts),
-        helpful ones first and large ones first, or as `select` says, "signed" or "absolute"; what lies on no
-        path is left out. With `greedy` they grow from the logits. See `evaluate` for the rest.
+        Circuits contain the best edges of these `sizes` (shares of the edges, by default those of the
+        benchmark, or counts). They are ranked by signed and by absolute score, or only as `select` requests,
+        "signed" or "absolute"; edges that are on no path are dropped. With `greedy`, circuits grow from the
+        logits. See `evaluate` for the other arguments.
         """
         self._scored("faithfulness_curve")
         given = self._question("faithfulness_curve", prompts, base, source, metric, max_memory)
@@ -331,11 +337,11 @@ class Circuit(CircuitData):
         max_memory: int | str | None = None,
         workers: int | str | Pool | None = None,
     ) -> Curve:
-        """Evaluate circuits of falling thresholds and this one: for the slider of `report`.
+        """Evaluate circuits of decreasing thresholds and this one, for the slider of `report`.
 
-        Circuits of a threshold have the edges of such scores that lie on a path over them, as `select` finds
-        them: at most `n` of them, of at most `top` edges, or of four times those of this one. See
-        `evaluate` for the rest.
+        A circuit of a threshold has the edges of at least that score that lie on a path of such edges, as
+        `select` finds them. At most `n` circuits are evaluated, each of at most `top` edges, by default four
+        times as many as this one has. See `evaluate` for the other arguments.
         """
         self._scored("curve")
         for name, given in (("n", n), ("top", top)):
@@ -374,11 +380,11 @@ class Circuit(CircuitData):
     # -- drawing ---------------------------------------------------------------------------------------
 
     def plot(self) -> Figure:
-        """A Plotly figure: components by layer, edges by the sign and the size of their scores."""
+        """Draw components by layer, and edges by the sign and size of their scores, with Plotly."""
         return figure(self.of, self.graph, self.edges, self.scores)
 
     def to_dot(self) -> str:
-        """The circuit in Graphviz' language: `dot -Tsvg` draws it."""
+        """Return the circuit in Graphviz's language; `dot -Tsvg` draws it."""
         return dot(self.of, self.graph, self.edges, self.scores)
 
     def report(
@@ -392,7 +398,7 @@ class Circuit(CircuitData):
         """Write the circuit as an HTML page, one file that opens offline, and return its path.
 
         The page draws the circuit in layers, with a slider for the threshold, which also shows faithfulness
-        if a `curve` is given. `evaluation` is what `evaluate` returned; `story` describes the question.
+        if a `curve` is given. `evaluation` is the return value of `evaluate`; `story` describes the question.
         Raises CircuitError if the file cannot be written.
         """
         level = levels(self.graph, self.score_array())
@@ -422,28 +428,28 @@ class Circuit(CircuitData):
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, format: str = "conewise") -> Path:  # noqa: A002 - as people say it
-        """Write it as JSON, whole or not at all; returns the path. `load` and `cw.open` read it.
+        """Save the circuit as JSON, completely or not at all, and return the path.
 
-        A path that ends in ".json" is that of the file; any other is that of a folder, where the file is
-        `circuit.json`.
+        `load` and `cw.open` read it. A path that ends in ".json" names the file; any other path names a
+        folder, in which the file is `circuit.json`.
 
-        The format "eap" is the JSON that EAP-IG's tools and the benchmark read, "eap-pt" their tables of
-        tensors, in a file whose name ends in ".pt": every edge with its score, which is positive where it
-        helps, and whether it is in.
+        The format "eap" is the JSON that EAP-IG's tools and the benchmark read. "eap-pt" is their format of
+        tensors, in a file whose name ends in ".pt". Both list every edge with its score, positive if the edge
+        helps, and its membership in the circuit.
         """
         write(as_path(path), self, format)
         return as_path(path)
 
     def equals(self, other: object) -> bool:
-        """Return whether both are circuits with the same edges, scores and decisions."""
+        """Return True if both are circuits with the same edges, scores and decisions."""
         return isinstance(other, Circuit) and to_json(self) == to_json(other)
 
     @classmethod
     def load(cls, path: str | Path, model: Captured | None = None) -> Circuit:
-        """The circuit of a file: one that `save` wrote, or a graph of EAP-IG's tools.
+        """Load the circuit of a file that `save` wrote, or of a graph of EAP-IG's tools.
 
-        With a model, it is one of that model, and can be evaluated. Raises CircuitError where the file is
-        none, or of a model with other components.
+        With a model, the circuit is bound to it, and can be evaluated. Raises CircuitError if the file holds
+        no circuit, or the circuit of a model with other components.
         """
         graph = None if model is None else edge_facts(model).graph
         made = _made(read(as_path(path), graph))
@@ -512,7 +518,7 @@ def evaluate_together(
 ) -> list[Evaluation]:
     """Evaluate several circuits of one model together, as one stack of worlds; see `Circuit.evaluate`.
 
-    Minimality is not computed. Raises CircuitError where the circuits are those of several models.
+    Minimality is not computed. Raises CircuitError if the circuits belong to different models.
     """
     given = list(circuits)
     if not given or not all(isinstance(one, Circuit) for one in given):

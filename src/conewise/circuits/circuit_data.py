@@ -23,7 +23,7 @@ SELECTIONS = ("signed", "absolute")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An edge in the order of visits: whether it was kept, and what removing it changed."""
+    """A decision about one edge: if it was kept, and the change of the metric without it."""
 
     edge: str
     kept: bool
@@ -50,15 +50,15 @@ class CircuitData:
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The numbers of its edges in the graph."""
+        """The numbers of the circuit's edges in the graph."""
         return self.graph.numbers(self.edges)
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """The components that its edges join, in order of computation, the logits last.
+        """The components that the circuit's edges join, in order of computation, the logits last.
 
-        The keys and values of a group of heads stand for those heads of it that the circuit has otherwise;
-        for all of them where it has none.
+        The keys and values of a group of heads stand for the heads of the group that the circuit has
+        otherwise; for all heads of the group if it has none.
         """
         graph = self.graph
         writers = set(graph.edge_writers[self.numbers].tolist())
@@ -73,7 +73,7 @@ class CircuitData:
         return (*(graph.writers[one].name for one in sorted(found)), *ends)
 
     def score_array(self) -> np.ndarray:
-        """The scores by the numbers of the edges, NaN where there is none."""
+        """The scores indexed by edge number, NaN for edges without a score."""
         return score_array(self.graph, self.scores or {})
 
     def __len__(self) -> int:

@@ -62,11 +62,12 @@ class Selected:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FaithfulnessCurve:
-    """Faithfulness of growing circuits, and the areas of it.
+    """Faithfulness of circuits of growing size, and the areas under the curve.
 
-    `shares` are the nominal sizes, `counts` how many edges, nodes or neurons (`level`) were chosen for each;
-    `selections` has what "signed" selection found (helpful ones first) and what "absolute" did (large ones
-    first). `full` and `ablated` are the metric of each prompt with all edges, and with none.
+    `shares` are the nominal sizes, and `counts` the number of edges, nodes or neurons (`level`) selected for
+    each. `selections` holds the results of "signed" selection (most helpful first) and of "absolute"
+    selection (largest first). `full` and `ablated` are the metric of each prompt with all edges, and with
+    none.
     """
 
     metric: str
@@ -82,7 +83,7 @@ class FaithfulnessCurve:
     _drawn: dict[str, Numbers] = field(default_factory=dict)
 
     def faithfulness(self, select: str | None = None) -> Numbers:
-        """F at each size; of signed selection where there are both."""
+        """The faithfulness f at each size, for signed selection if both were computed."""
         found = self._of(select or next(iter(self.selections)))
         values: Numbers = np.array(
             [ratio(one, self._whole) for one in found.values.mean(1) - self.ablated.mean()]
@@ -91,22 +92,22 @@ class FaithfulnessCurve:
 
     @property
     def cpr(self) -> float:
-        """The area under f (circuit performance ratio), of signed selection where there are both."""
+        """The area under f (circuit performance ratio), for signed selection if both were computed."""
         return float(self._area(self.faithfulness(self._own("signed"))))
 
     @property
     def cmd(self) -> float:
-        """The area of |1 − f| (circuit–model distance), of absolute selection where there are both."""
+        """The area under |1 − f| (circuit–model distance), for absolute selection if both were computed."""
         return float(self._area(np.abs(1 - self.faithfulness(self._own("absolute")))))
 
     @property
     def cpr_interval(self) -> tuple[float, float]:
-        """The 95 % interval of `cpr` over prompts: they are drawn anew many times."""
+        """The bootstrap 95 % interval of `cpr` over prompts."""
         return self._interval(self._area(self._resampled(self._own("signed"))))
 
     @property
     def cmd_interval(self) -> tuple[float, float]:
-        """The 95 % interval of `cmd` over prompts."""
+        """The bootstrap 95 % interval of `cmd` over prompts."""
         return self._interval(self._area(np.abs(1 - self._resampled(self._own("absolute")))))
 
     def intervals(self, select: str | None = None) -> Numbers:
@@ -116,7 +117,7 @@ class FaithfulnessCurve:
         return found
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each selection and size."""
+        """Return one row for each selection and size."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 
@@ -138,7 +139,7 @@ class FaithfulnessCurve:
         return pd.DataFrame(rows, columns=columns)
 
     def plot(self) -> Figure:
-        """A Plotly figure: faithfulness by size, with intervals over prompts."""
+        """Draw faithfulness by size, with intervals over prompts, as a Plotly figure."""
         with needs("plots"):
             import plotly.graph_objects as go  # noqa: PLC0415
 
@@ -165,7 +166,7 @@ class FaithfulnessCurve:
         return drawn
 
     def report(self, path: str | Path) -> Path:
-        """Write the figure and the table as a page, one file that opens without a network; its path."""
+        """Write the figure and the table as a page, one file that opens offline, and return its path."""
         from conewise.report.document import write_document  # noqa: PLC0415  # needs plotly
 
         frame = self.to_dataframe()

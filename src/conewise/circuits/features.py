@@ -53,7 +53,7 @@ PARTS = ("attention", "norms", "mlps", "features")
 class FeatureNode:
     """A node of a feature circuit: a feature at a position, an error term, or a token's embedding.
 
-    `activation` is the feature's value in the run, of other nodes the length of theirs.
+    `activation` is the feature's value in the run; for other nodes, the norm of theirs.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class FeatureNode:
 
     @property
     def place(self) -> Place:
-        """The place that is patched to take the node away."""
+        """The place that is patched to remove the node."""
         if self.kind == "embedding":
             return Place("resid_pre", 0, part={"pos": self.pos})
         if self.kind == "error":
@@ -74,7 +74,7 @@ class FeatureNode:
 
     @property
     def name(self) -> str:
-        """The node in short: dictionary, number of the feature, position."""
+        """The short name of the node: dictionary, number of the feature, position."""
         what = {"error": f"{self.dictionary} error", "embedding": "embedding"}.get(
             self.kind, f"{self.dictionary} {self.feature}"
         )
@@ -86,10 +86,10 @@ class FeatureNode:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureGraph:
-    """Effects between features on a prompt: `effects[i, j]` is what node i adds to feature j.
+    """Effects between features on a prompt: `effects[i, j]` is the contribution of node i to feature j.
 
-    That is what the feature is, less what it is where the node is taken away: `nodes` are those upstream,
-    `targets` the features that are read; a node has no effect on itself. `on_metric[i]` is the same of the
+    It is the feature's value minus its value when the node is removed. `nodes` are the upstream nodes,
+    `targets` the features that are read; a node has no effect on itself. `on_metric[i]` is the same for the
     metric, and `total[i]` with nothing frozen. With parts of the model `frozen`, effects are direct and
     linear: those of attribution by gradients through the frozen model. `metric` is that of the run itself.
     """
@@ -109,13 +109,13 @@ class FeatureGraph:
 
     @property
     def indirect(self) -> Tensor:
-        """What each node adds to the metric through other features: `total` less what it adds directly."""
+        """The contribution of each node to the metric through other features: `total` minus direct."""
         return self.total - self.on_metric
 
     def influence(self) -> Tensor:
         """The share of each node in the metric, along all paths: [node], at most 1.
 
-        Effects on a feature are taken as shares of all that it gets, by their sizes; those on the metric too.
+        Effects on a feature are normalised to shares of their total absolute size; those on the metric too.
         """
         at = {node: number for number, node in enumerate(self.nodes)}
         count = len(self.nodes)
@@ -136,7 +136,10 @@ class FeatureGraph:
 
     @checked
     def prune(self, *, top: int | None = None, threshold: float | None = None) -> FeatureGraph:
-        """The graph with its most influential nodes: so many, or those of at least this share of the most."""
+        """Return the graph with its most influential nodes.
+
+        They are the `top` nodes, or those with at least `threshold` of the largest influence.
+        """
         if (top is None) == (threshold is None):
             raise DictionaryError(
                 "give how many nodes stay, `top=20`, or from which share on, `threshold=0.1`."
@@ -167,7 +170,7 @@ class FeatureGraph:
         )
 
     def edges(self, top: int | None = None) -> list[tuple[FeatureNode, FeatureNode | str, float]]:
-        """Every effect that is not 0, the largest first: node, feature or the metric's name, effect."""
+        """Every nonzero effect, the largest first: node, feature or the metric's name, effect."""
         found: list[tuple[FeatureNode, FeatureNode | str, float]] = []
         for row, node in enumerate(self.nodes):
             for column, target in enumerate(self.targets):
@@ -179,7 +182,7 @@ class FeatureGraph:
         return found[:top]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each effect that is not 0: source, target, effect, with kinds, positions and features."""
+        """Return a row for each nonzero effect: source, target, effect, kinds, positions and features."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 
@@ -194,10 +197,10 @@ class FeatureGraph:
 
     @one_thread
     def evaluate(self, *, ablation: str = "zero", errors: bool = True) -> Evaluation:
-        """Faithfulness of the features of this graph: all others, at all positions, ablated together.
+        """Evaluate the faithfulness of these features: all others, at all positions, are ablated together.
 
-        `ablation` is "zero", or "mean": a feature's mean over positions. Errors stay as they are, or, with
-        errors=False, are ablated to zero. See `Evaluation`: what is removed are features.
+        `ablation` is "zero", or "mean": a feature's mean over positions. Errors are not changed or, with
+        errors=False, are ablated to zero. See `Evaluation`; here, features are removed instead of edges.
         """
         if ablation not in {"zero", "mean"}:
             raise DictionaryError(f"ablation is 'zero' or 'mean', not {ablation!r}.")
@@ -242,7 +245,7 @@ class FeatureGraph:
     # -- as a picture, as files ----------------------------------------------------------------
 
     def plot(self, edges: int = 100) -> Figure:
-        """A Plotly figure: features at layer and token, lines by effect, blue raises and red lowers."""
+        """Draw features by layer and token, and effects as lines: blue raises, red lowers."""
         from conewise.runs.figures import feature_figure  # noqa: PLC0415  # needs plotly
 
         levels = {name: level + 1 for level, name in enumerate(self.model.splices)}
@@ -258,7 +261,7 @@ class FeatureGraph:
         return feature_figure([*drawn, top], lines, list(self.tokens), rows)
 
     def save_image(self, path: str | Path, edges: int = 100) -> Path:
-        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        """Save the figure as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(edges), path)
@@ -577,7 +580,7 @@ class FeatureSearch(Runnable[FeatureGraph]):
     # -- the job -------------------------------------------------------------------------------
 
     def plan(self, max_memory: int | str | None = None) -> SweepPlan:
-        """Return the plan of the sweep that makes the table; nothing of it is computed."""
+        """Return the plan of the sweep that computes the table; nothing is computed."""
         return self.sweep.plan(max_memory)
 
     def _run(self, how: How, *, verify: int = 0) -> FeatureGraph:
@@ -661,18 +664,18 @@ def feature_graph(
     embeddings: bool = False,
     labels: Mapping[Any, str] | None = None,
 ) -> FeatureSearch:
-    """Effects of features on features, and on a metric, for one prompt: every one of them exactly.
+    """Compute the exact effects of features on features, and on a metric, for one prompt.
 
-    `features` are those upstream, `targets` those that are read, by default the same: places such as
-    `cw.site("sae.latents", latent=7, pos=3)`, or names of dictionaries, of each of which `top` are taken,
-    those first whose activation × gradient on the metric is largest (None: all that are active). With
-    `errors` and `embeddings`, these are nodes too. Each node is set to zero in a world of its own, where all
-    targets and the metric are read.
+    `features` are the upstream features, `targets` those that are read, by default the same. They are places
+    such as `cw.site("sae.latents", latent=7, pos=3)`, or names of dictionaries. From each dictionary, the
+    `top` features with the largest activation × gradient on the metric are taken (None: all active features).
+    With `errors` and `embeddings`, these are nodes too. Each node is set to zero in a world of its own, in
+    which all targets and the metric are read.
 
-    With nothing `frozen`, effects are those in the model as it is, through everything. `frozen` names parts
-    that stay as they are in the run: "attention" (patterns), "norms" (scales), "mlps" and "features" (all
-    others, and the error terms); True is all. Then effects are direct ones, in the model that is linear: what
-    attribution by gradients gives there, with features as far as they are pushed along their encoders.
+    With nothing `frozen`, effects are those in the unmodified model, along all paths. `frozen` names parts
+    that keep their values from the run: "attention" (patterns), "norms" (scales), "mlps" and "features" (all
+    others, and the error terms); True freezes all. Effects are then direct effects in a linear model. They
+    equal attribution by gradients in that model, with features changed along their encoder directions.
     """
     return FeatureSearch(
         model,

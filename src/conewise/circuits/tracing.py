@@ -72,10 +72,10 @@ class _Settings:
 class Trace:
     """Effects of restoring each clean state on the metric of the corrupted run.
 
-    `values` are [layer, pos], averaged over the `n` samples (and over the prompts); `per_sample` are
-    [sample, layer, pos]. `clean` and `corrupted` are the metric without noise, and with noise and nothing
-    restored. `noise` is its standard deviation. All else is in `result`, the result of the sweep: the
-    corrupted run is its base, the clean run its source.
+    `values` are [layer, pos], averaged over the `n` samples (and over the prompts); `per_sample` are [sample,
+    layer, pos]. `clean` and `corrupted` are the metric without noise, and with noise and nothing restored.
+    `noise` is its standard deviation. `result` is the complete result of the sweep, in which the corrupted
+    run is the base and the clean run the source.
     """
 
     result: Result
@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def per_sample(self) -> Tensor:
-        """The same for each sample of the noise, [sample, layer, pos]."""
+        """The metric with each state restored, for each sample of the noise, [sample, layer, pos]."""
         rows = self.result.per_prompt[0]
         by_sample = rows.reshape(len(rows), self.n, -1).mean(-1)
         return by_sample.T.reshape(self.n, *self.values.shape)
@@ -129,23 +129,23 @@ class Trace:
 
     @property
     def ledger(self) -> SweepLedger:
-        """The ledger of the sweep: the work that was done."""
+        """The ledger of the sweep, which counts the work done."""
         return self.result.ledger
 
     def to_dataframe(self) -> Any:
-        """A table, one row for each state and metric: `base` is the corrupted run, `source` the clean."""
+        """Return a row for each state and metric; `base` is the corrupted run, `source` the clean run."""
         return self.result.to_dataframe()
 
     def plot(self, *args: Any, **options: Any) -> Any:
-        """A figure of `values`; see `Result.plot`."""
+        """Draw `values`; see `Result.plot`."""
         return self.result.plot(*args, **options)
 
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
-        """Write a page of it; see `Result.report`."""
+        """Write an HTML page of the trace; see `Result.report`."""
         return self.result.report(path, story=story)
 
     def save(self, folder: str | Path) -> Path:
-        """Write it to a folder that holds no result yet; `cw.open(folder)` reads it."""
+        """Save the trace to a folder that holds no result yet; `cw.open(folder)` reads it."""
         from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
 
         if self.result.story is not None:
@@ -163,7 +163,7 @@ class Trace:
         return asdict(_Settings(self.subject, self.noise.hex(), self.n, self.window))
 
     def equals(self, other: object) -> bool:
-        """Return whether both are traces with the same settings, and equal in every bit."""
+        """Return True if both are traces with the same settings, and equal in every bit."""
         if not isinstance(other, Trace) or self._settings() != other._settings():
             return False
         return self.result.equals(other.result)
@@ -186,7 +186,7 @@ class Trace:
 @checked
 @one_thread
 class CausalTrace(Runnable[Trace]):
-    """A causal trace, to be planned and run: see `Model.causal_trace`."""
+    """A causal trace job, with `plan` and `run`; see `Model.causal_trace`."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class CausalTrace(Runnable[Trace]):
         return self.corruption.model._turn
 
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
-        """Return what tracing takes, step by step; nothing of it is computed."""
+        """Return the cost of tracing, step by step; nothing is computed."""
         sweep, budget = self._fitting(as_bytes(max_memory), evaluator)
         return sweep.plan(budget, evaluator)
 
@@ -274,22 +274,22 @@ def causal_trace(
     seed: int = 0,
     together: int | None = None,
 ) -> CausalTrace:
-    """Trace the states that carry what the model knows of the subject (Meng et al., 2022).
+    """Trace the states that carry the model's knowledge of the subject (Meng et al., 2022).
 
-    In the corrupted run, the embeddings at the positions `subject` have Gaussian noise added. For each
-    layer and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is put back,
-    and the metric is read.
+    In the corrupted run, the embeddings at the positions `subject` have Gaussian noise added. For each layer
+    and position, the clean state of that `kind` (resid_post, mlp_out, attn_out, ...) is restored, and the
+    metric is read.
 
-    `inputs`: a text, where the model has its tokenizer, or several of one length; or the tokens, a mapping of
-    the module's inputs, or their run. `subject`: the words of the text that noise is put on, wherever they
-    stand; or positions. `answer`: what should come next, in text, one for all prompts or one for each; its
-    probability is read. Without it, and without a `metric`, that is what the model itself finds likeliest.
+    `inputs`: a text, if the model has its tokenizer, or several of one length; or the tokens, a mapping of
+    the module's inputs, or their run. `subject`: the words of the text that receive the noise, wherever they
+    occur; or positions. `answer`: the expected continuation as text, one for all prompts or one for each; its
+    probability is read. Without it, and without a `metric`, the model's own likeliest token is used.
 
-    `layer` and `pos` choose the states, all of them unless said otherwise. `window`: restore so many layers
-    around each. `noise`: the standard deviation; "auto" is three times that of the table of embeddings. `n`:
-    how often noise is drawn; sample i is the same for the same seed, however many there are. `together`: how
-    many samples are computed as one batch; all of them, or as many as leave half of `max_memory` to the
-    worlds, where that is given. `run` also takes an `evaluator`: see `Sweep`.
+    `layer` and `pos` select the states, by default all. `window`: the number of layers to restore around
+    each. `noise`: the standard deviation; "auto" is three times that of the embedding table. `n`: the number
+    of noise samples; sample i is the same for the same seed, whatever `n` is. `together`: the number of
+    samples computed as one batch; by default all of them, or, if `max_memory` is given, as many as leave half
+    of it to the worlds. `run` also takes an `evaluator`: see `Sweep`.
     """
     model._capture_for(inputs)
     texts: tuple[str, ...] = ()
