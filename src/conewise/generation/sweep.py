@@ -103,13 +103,13 @@ def writing(
     seed: int = 0,
     **options: Any,
 ) -> Writing:
-    """Options of texts in a sweep: `model.sweep(..., generate=cw.writing(20, do_sample=True))`.
+    """Create the generation options of a sweep: `model.sweep(..., generate=cw.writing(20, do_sample=True))`.
 
-    Each writes up to `n` tokens, greedily unless `options` say otherwise: those of the module's own
-    `generate` (`do_sample`, `temperature`, `top_k`, `stop_strings`, ...). A text that is sampled has random
-    numbers of its own, begun with `seed`: it is what the same world writes alone after
+    Each world generates up to `n` tokens, greedily unless `options` select another strategy: those of the
+    module's own `generate` (`do_sample`, `temperature`, `top_k`, `stop_strings`, ...). A sampled text has its
+    own random numbers, seeded with `seed`: it equals the text that the same world generates alone after
     `torch.manual_seed(seed)`. `pos` and `when` are those of `Model.generate`: "new" patches no position of
-    the prompt, and `when=lambda step: step < 5` no step from the fifth written token on.
+    the prompt, and `when=lambda step: step < 5` patches no step from the fifth generated token on.
     """
     found = checked_options(n, pos, options)
     given = [name for name in NOT_TOGETHER if options.get(name) not in (None, 1)]
@@ -197,10 +197,11 @@ class WritingPlan:
 @checked
 @one_thread
 class WritingSweep(Runnable[WrittenTexts]):
-    """Let the model go on writing in a world for each cell; `model.sweep(..., generate=20)` makes it.
+    """Generate text in a world for each cell; created by `model.sweep(..., generate=20)`.
 
     `base` is text, several texts of any lengths, messages for the tokenizer's chat template, token ids, or
-    inputs by name. All texts are written together: one forward for each new token, over all that still write.
+    inputs by name. All texts are generated together: one forward for each new token, over all unfinished
+    texts.
     """
 
     @within_memory("this sweep over texts")
@@ -404,7 +405,7 @@ class WritingSweep(Runnable[WrittenTexts]):
     # -- plan ----------------------------------------------------------------------------------
 
     def plan(self, max_memory: int | str | None = None) -> WritingPlan:
-        """Return what it takes to write all texts; nothing is written."""
+        """Return the cost of generating all texts; nothing is generated."""
         return self._planned(as_bytes(max_memory), None)
 
     def _planned(self, max_memory: int | None, cut: StoredCut | None) -> WritingPlan:

@@ -34,7 +34,7 @@ class How:
 @checked
 @one_thread
 class Runnable(ABC, Generic[R_co]):
-    """A job: something that is asked of a model, and is computed when `run` is called."""
+    """A job on a model, which is computed when `run` is called."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class Runnable(ABC, Generic[R_co]):
 
     @abstractmethod
     def plan(self, max_memory: int | str | None = None) -> Any:
-        """Return what the job takes; nothing of it is computed."""
+        """Return the cost of the job; nothing is computed."""
 
     @abstractmethod
     def _run(self, how: How, *args: Any, **own: Any) -> R_co:
@@ -66,17 +66,17 @@ class Runnable(ABC, Generic[R_co]):
         check_weights: Literal["sample", "full"] = "sample",
         **own: Any,
     ) -> R_co:
-        """Compute the job, and return its result, which `save` writes to a folder and `cw.open` opens again.
+        """Compute the job, and return its result, which `save` writes to a folder and `cw.open` reads.
 
-        `out`: a folder, in which everything is stored as soon as it is computed; with `resume=True` a run
-        that was cut off goes on there. `max_memory`: what may be held beside the model and the runs, as a
-        number of bytes or a text such as "4GiB". `workers`: who computes it beyond this process: a number of
-        processes, "ray" for a cluster of Ray on this machine, the address of one, `cw.Processes(...)` or
-        `cw.Ray(...)`. `progress`: True shows a bar on stderr, False nothing; None shows one if stderr is a
-        terminal or a notebook and the run takes more than a second; a function is called with (done, of how
-        many). `check_weights`: changes of the weights show in torch's counters of writes and in a sample of
-        the bits; "full" reads every bit before and after, as jobs that are stored or sent to workers do.
-        `own` are the options that this kind of job has besides; its own page says which.
+        `out`: a folder, in which everything is stored as soon as it is computed; with `resume=True` an
+        interrupted run continues there. `max_memory`: the limit on memory besides the model and the runs, as
+        a number of bytes or a text such as "4GiB". `workers`: the workers that compute beyond this process: a
+        number of processes, "ray" for a Ray cluster on this machine, the address of one, `cw.Processes(...)`
+        or `cw.Ray(...)`. `progress`: True shows a bar on stderr, False nothing; None shows one if stderr is a
+        terminal or a notebook and the run takes more than a second; a function is called with (done, total).
+        `check_weights`: by default, changes of the weights are detected by torch's counters of writes and a
+        sample of the bits; "full" reads every bit before and after, as jobs that are stored or sent to
+        workers do. `own` are the options specific to this kind of job, documented with it.
         """
         if own:
             parameters = [*signature(Runnable.run).parameters, *signature(self._run).parameters]

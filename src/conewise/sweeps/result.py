@@ -54,18 +54,18 @@ class Result(ResultData):
     def values(self) -> Tensor:
         """The first metric: in natural axes for one selector, flat for a sum of several.
 
-        Of a metric that is a vector, its own axes stand behind those of the cells.
+        If the metric is a vector, its own axes follow those of the cells.
         """
         return self._of_metric(self.table)
 
     @property
     def effect(self) -> Tensor:
-        """The first metric less its value in the base, shaped like `values`."""
+        """The first metric minus its value in the base, shaped like `values`."""
         return self._of_metric(self.table - self.base[:, None])
 
     @property
     def normalised(self) -> Tensor:
-        """The first metric with 0 for the base and 1 for the source, shaped like `values`."""
+        """The first metric on a scale with 0 for the base and 1 for the source, shaped like `values`."""
         if self.source is None:
             raise SweepError("nothing to normalise by: the values did not come from a source run.")
         span = self.source - self.base
@@ -87,7 +87,7 @@ class Result(ResultData):
 
     @property
     def coordinates(self) -> dict[str, list[int] | list[str]]:
-        """The coordinates along each of the axes: numbers, or labels where they have some."""
+        """The coordinates along each of the axes: numbers, or labels if there are any."""
         own = self.vectors[0].coordinates if self.vectors else ()
         found: dict[str, list[int] | list[str]] = {}
         if len(self.spreads) > 1:
@@ -99,9 +99,10 @@ class Result(ResultData):
         return found | dict(zip(self.axes[len(found) :], map(list, own), strict=True))
 
     def distances(self) -> Result:
-        """The result with each vector as one number: how far it is from that of the base, for each prompt.
+        """Return the result with each vector metric as one number: its distance from the base.
 
-        Metrics that are one number stay as they are. Its text, its figures and its pages tell of these.
+        There is one distance for each prompt. Scalar metrics are unchanged. Text, figures and pages of a
+        result with vectors show these distances.
         """
         if not self.vectors:
             return self
@@ -136,10 +137,10 @@ class Result(ResultData):
         )
 
     def matrix(self, *, metric: str | None = None) -> Tensor:
-        """Effects of pairs, [cell, cell], the same on both sides of the diagonal: after `cw.pairs(sites)`.
+        """Return effects of pairs as a symmetric matrix, [cell, cell], after `cw.pairs(sites)`.
 
-        On the diagonal are the effects of single cells, where the sweep had them, else NaN. `ends` of the
-        result's part says which cells they are, in order.
+        The diagonal has the effects of single cells if the sweep had them, else NaN. `ends` of the result's
+        part names these cells, in order.
         """
         part = self._pairs()
         row = self._number(metric)
@@ -151,9 +152,9 @@ class Result(ResultData):
         return found
 
     def interactions(self, *, metric: str | None = None) -> Tensor:
-        """Effects of pairs less the effects of both single cells, [cell, cell], with 0 on the diagonal.
+        """Return effects of pairs minus the effects of both single cells, as a matrix [cell, cell].
 
-        Where it is 0, the two changes add up. It needs `cw.pairs(sites, singles=True)`.
+        The diagonal is 0. If an entry is 0, the two effects add up. It needs `cw.pairs(sites, singles=True)`.
         """
         part = self._pairs()
         if len(part.cells) != len(part.ends) * (len(part.ends) + 1) // 2:
@@ -173,11 +174,11 @@ class Result(ResultData):
         return self.spreads[0]
 
     def metric(self, name: str) -> Tensor:
-        """One of several metrics, by its name, shaped as `values` are of the first."""
+        """Return one of several metrics, by its name, shaped like `values`."""
         return self._of_metric(self.table, name)
 
     def select(self, metric: str) -> Result:
-        """The result of one of several metrics, as if it had been read alone."""
+        """Return the result of one of several metrics, as if it had been read alone."""
         rows = self._rows(metric)
         own: dict[str, Any] = {
             name: None if found is None else found[rows] for name, found in self.numbers.items()
@@ -235,9 +236,10 @@ class Result(ResultData):
 
     @property
     def effect_by_prompt(self) -> Tensor:
-        """The effect on the first metric of each prompt: shaped like `values`, with prompts as the last axis.
+        """Return the effect on the first metric for each prompt.
 
-        A prompt's effect is its value less its own value in the base.
+        It is shaped like `values`, with prompts as the last axis. A prompt's effect is its value minus its
+        own value in the base.
         """
         effects = self._effects(0)
         return effects.reshape(*self.values.shape, effects.shape[-1])
@@ -250,10 +252,10 @@ class Result(ResultData):
         resamples: int = RESAMPLES,
         seed: Seed = 0,
     ) -> Statistics:
-        """Mean, standard error, interval by Student's t and permutation p of each effect, over prompts.
+        """Compute mean, standard error, Student's t interval and permutation p of each effect, over prompts.
 
-        Of a metric, the first unless it is named; see `Statistics`. `resamples` and `seed` are of p. Raises
-        SweepError where there is one prompt only.
+        `metric` is by default the first; see `Statistics`. `resamples` and `seed` are those of the
+        permutation test. Raises SweepError if there is only one prompt.
         """
         row = self._number(metric)
         found = statistics_of(self._effects(row), level=level, resamples=resamples, seed=seed)
@@ -268,12 +270,12 @@ class Result(ResultData):
     # -- as a table, as a figure, as files -----------------------------------------------------
 
     def to_dataframe(self, *, per_prompt: bool = False, statistics: bool = False) -> pd.DataFrame:
-        """A tidy table: one row for each metric and cell, averaged over prompts.
+        """Return a tidy table: one row for each metric and cell, averaged over prompts.
 
-        Its columns are site, kind, layer, head, pos, metric, value, base, source, effect and normalised; what
-        a cell does not have is missing. With `per_prompt` there is a row for each prompt, and its number in
-        the column `prompt`. With `statistics` there are the columns sem, low, high and p of the effect over
-        prompts, see `statistics`.
+        Its columns are site, kind, layer, head, pos, metric, value, base, source, effect and normalised;
+        entries that a cell does not have are missing. With `per_prompt` there is a row for each prompt, and
+        its number in the column `prompt`. With `statistics` there are the columns sem, low, high and p of the
+        effect over prompts, see `statistics`.
         """
         from conewise.sweeps.storage.frames import frame, prompts_frame  # noqa: PLC0415  # needs pandas
 
@@ -287,9 +289,10 @@ class Result(ResultData):
         return found
 
     def to_xarray(self) -> Any:
-        """An `xarray.Dataset` with the axes of `values`: for each metric its value, and its effect.
+        """Return an `xarray.Dataset` with the axes of `values`: the value and the effect of each metric.
 
-        The values of the base and the source are attributes of each. It needs xarray, which no extra brings.
+        The values of the base and the source are attributes of each. It needs xarray, which no extra
+        installs.
         """
         xarray = import_module("xarray")
         found: dict[str, Any] = {}
@@ -306,10 +309,10 @@ class Result(ResultData):
         return xarray.Dataset(found, coords=coordinates)
 
     def plot(self, *, metric: str | None = None) -> Figure:
-        """A Plotly figure of the effects (value − base) of a metric, the first unless it is named.
+        """Draw the effects (value − base) of a metric, by default the first, as a Plotly figure.
 
-        Two axes give a heatmap, one a row of bars; selectors that were added up stand side by side. Positions
-        are labelled by their tokens where these are known: of a question, or of a model with its tokenizer.
+        Two axes give a heatmap, one axis a row of bars; added selectors are drawn side by side. Positions are
+        labelled by their tokens if these are known: from a question, or from a model with its tokenizer.
         """
         from conewise.sweeps.plots import figure  # noqa: PLC0415  # needs plotly
 
@@ -317,9 +320,9 @@ class Result(ResultData):
         return figure(chosen.distances(), self.position_tokens())
 
     def plot_intervals(self, top: int = 12, *, metric: str | None = None) -> Figure:
-        """A Plotly figure of the largest effects over prompts: a dot for each, the mean and its interval.
+        """Draw the largest effects over prompts: a dot for each prompt, the mean and its interval.
 
-        The interval is that of `statistics`. Raises SweepError where there is one prompt only.
+        The interval is that of `statistics`. Raises SweepError if there is only one prompt.
         """
         from conewise.sweeps.plots import intervals  # noqa: PLC0415  # needs plotly
 
@@ -332,13 +335,13 @@ class Result(ResultData):
         return intervals([cell.name for cell in chosen], effects, statistics_of(effects), self.metrics[row])
 
     def save_image(self, path: str | Path, *, metric: str | None = None) -> Path:
-        """Write the picture as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
+        """Save the figure as PNG, SVG, PDF, JPEG or WebP, by the ending of `path`; needs kaleido."""
         from conewise.runs.figures import save_image  # noqa: PLC0415  # needs plotly
 
         return save_image(self.plot(metric=metric), path)
 
     def position_tokens(self) -> tuple[str, ...]:
-        """The token at each position, as far as it is known; none where prompts have different lengths."""
+        """Return the token at each position, if known; none if prompts have different lengths."""
         if self.story is not None:
             found: tuple[str, ...] = self.story.position_tokens()
             return found
@@ -356,12 +359,11 @@ class Result(ResultData):
         metric: str | None = None,
         model: Captured | None = None,
     ) -> Circuit:
-        """The circuit of the edges with the largest effects, after a sweep over edges: see `Circuit`.
+        """Return the circuit of the edges with the largest effects, after a sweep over edges: see `Circuit`.
 
-        At most the `top` ones, or those of at least `threshold`; `connected` and `select` as in
-        `Circuit.from_scores`: with select="signed" helpful edges come first. The
-        effects of a metric, the first unless it is named, are its scores. A result that was loaded has no
-        model at hand: give it as `model`.
+        It has at most `top` edges, or those of at least `threshold`. `connected` and `select` are as in
+        `Circuit.from_scores`: with select="signed" helpful edges come first. The scores are the effects on a
+        metric, by default the first. A loaded result holds no model: give it as `model`.
         """
         from conewise.circuits.circuit import Circuit  # noqa: PLC0415  # for circuits alone
 
@@ -394,13 +396,13 @@ class Result(ResultData):
 
         This is the curve of the circuit benchmark: circuits keep growing shares of all edges, ranked once by
         signed and once by absolute effects, or only by `select`, "signed" or "absolute". `sizes` are other
-        shares, or counts. Edges on no path to the logits are left out; with `greedy` circuits grow from the
+        shares, or counts. Edges on no path to the logits are dropped; with `greedy` circuits grow from the
         logits. Effects of heads and MLPs ("z", "result", "mlp_out") rank nodes, each with all its outgoing
         edges; effects of their features in the stream ("result" and "mlp_out" along `d`) rank neurons.
 
         Circuits are evaluated on `prompts`, pairs of any lengths, or with `base` and `source`: see
-        `Circuit.evaluate`. `metric` names the metric that ranks and evaluates, by default the first; a metric
-        itself is used for the evaluation, and the first one ranks.
+        `Circuit.evaluate`. `metric` names the metric that ranks and evaluates, by default the first. If
+        `metric` is a metric object, it is used for the evaluation, and the first metric ranks.
         """
         from conewise.circuits.curve import curve_by_effects  # noqa: PLC0415  # for circuits alone
 
@@ -450,9 +452,9 @@ class Result(ResultData):
         return scores
 
     def save(self, folder: str | Path) -> Path:
-        """Write the values (Parquet) and a manifest (JSON) to a folder; `cw.open(folder)` reads them.
+        """Save the values (Parquet) and a manifest (JSON) to a folder; `cw.open(folder)` reads them.
 
-        What was asked, where that is known, is written beside them.
+        A description of the question, if known, is saved with them.
         """
         from conewise.sweeps.storage.archive import save  # noqa: PLC0415  # needs pyarrow
 
@@ -464,11 +466,11 @@ class Result(ResultData):
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
         """Write the result as an HTML page, one file that opens offline, and return its path.
 
-        It is the page that `conewise report` makes. If the sweep is available, the page also draws the cone
+        It is the page that `conewise report` writes. If the sweep is available, the page also draws the cone
         of every site, the attention of the strongest heads and the lens on the first prompts. `story`
         describes the question: the prompts, their tokens, the metric in words. Results of `model.ask` already
-        have one. Raises SweepError if the file cannot be written or is not a regular file; nothing is
-        overwritten then.
+        have one. If the file cannot be written or is not a regular file, SweepError is raised and nothing is
+        overwritten.
         """
         from conewise.report.folding import fold  # noqa: PLC0415  # for pages alone
         from conewise.report.inside import inside_of  # noqa: PLC0415  # for pages alone
@@ -486,9 +488,9 @@ class Result(ResultData):
         return write_page(path, self.distances(), story, folded, inside)
 
     def equals(self, other: Result) -> bool:
-        """True if both have the same cells and metrics, and equal numbers in every bit.
+        """Return True if both have the same cells and metrics, and equal numbers in every bit.
 
-        What the numbers cost to compute is not compared; by which method, if they are approximate, is.
+        The cost of computing the numbers is not compared; the method of approximate results is.
         """
         numbers = zip(self.numbers.values(), other.numbers.values(), strict=True)
         alike = (self.spreads, self.metrics, self.method) == (other.spreads, other.metrics, other.method)
@@ -608,7 +610,7 @@ class Result(ResultData):
         return [one.name for one, _ in self._each_metric()]
 
     def strongest(self, metric: str | None = None, top: Count = 5) -> list[tuple[Cell, float, float]]:
-        """The cells with the largest absolute effects on a metric, as tuples (cell, effect, value).
+        """Return the cells with the largest absolute effects on a metric, as tuples (cell, effect, value).
 
         If the metric is a vector, effect and value are both its distance from that of the base.
         """

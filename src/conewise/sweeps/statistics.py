@@ -23,13 +23,13 @@ AT_ONCE = 1 << 22
 class Statistics:
     """Statistics of the effect of each cell over prompts, shaped like `Result.values`.
 
-    `mean` is the effect, averaged over prompts, and `sem` the standard error of that. `low` and `high` are
-    the interval of `level` by Student's t: the mean ± t · sem, with one degree of freedom less than there are
-    prompts. It holds the true mean as often as `level` says where effects are normally distributed, a little
-    less often where they are skewed; `note` says so where prompts are too few to tell. `p` is of a paired
-    permutation test: how often the mean is at least as far from 0, either way, where the sign of each
-    prompt's effect is chosen at random. All signs are tried where there are no more than `resamples` of them
-    (`is_exact`); p is not corrected for the number of cells.
+    `mean` is the effect, averaged over prompts, and `sem` its standard error. `low` and `high` are the
+    interval of `level` by Student's t: the mean ± t · sem, with one degree of freedom fewer than there are
+    prompts. Its coverage is `level` if effects are normally distributed, and slightly lower if they are
+    skewed; `note` warns if there are too few prompts to tell. `p` is that of a two-sided paired permutation
+    test: the frequency with which the mean is at least as far from 0 when the sign of each prompt's effect is
+    chosen at random. All sign patterns are used if there are no more than `resamples` of them (`is_exact`); p
+    is not corrected for the number of cells.
     """
 
     mean: Tensor
@@ -44,7 +44,7 @@ class Statistics:
 
     @property
     def note(self) -> str:
-        """A caveat where there are fewer than five prompts; else empty."""
+        """A caveat if there are fewer than five prompts; else empty."""
         if self.prompts >= FEW:
             return ""
         return (

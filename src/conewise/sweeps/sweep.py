@@ -100,20 +100,22 @@ def _part_shape(found: Located, facts: ShapeFacts) -> tuple[int, ...]:
 class Sweep(Runnable[Result]):
     """Patch every cell in a world of its own, and read the metric there.
 
-    `base` is the run that is changed, `source` where the values come from (a run, or an intervention).
-    A base may be a world, in which something is patched already: its patches stand in every world of the
-    sweep.
+    `base` is the run that is changed, and `source` provides the patched values (a run, or an intervention). A
+    base can be a world that already has patches: they apply in every world of the sweep.
 
-    `precision="tf32"` multiplies float32 on a CUDA device in TF32, as a wavefront; nothing does so unasked.
-    `precision="split"` multiplies it in three bfloat16 parts where that is faster, at about its error.
+    `precision="tf32"` multiplies float32 on a CUDA device in TF32, as a wavefront; TF32 is never used unless
+    requested. `precision="split"` multiplies it in three bfloat16 parts if that is faster, at about float32's
+    error.
 
-    `run` takes, beside what every job takes: `evaluator` ("auto", "serial", "wavefront"); `verify`, to check
-    so many random cells against plain full forwards of the module; `plan`, one that `plan` made, which has
-    its evaluator and its budget: another `evaluator`, or a `max_memory` that is too small for it, is refused.
-    Finished chunks are stored in `out` as they finish, and a run that goes on has the chunks that it was cut
-    into. The ledger of the result has the seconds of each phase. The weights have to be those that base and
-    source were made with: all their bits are read at the end, at the start where they were not read before,
-    and before anything is stored. Raises WeightsChangedError where one changed.
+    Besides the options of every job, `run` takes: `evaluator` ("auto", "serial", "wavefront"); `verify`, the
+    number of random cells to check against plain full forwards of the module; `plan`, a plan that `plan`
+    made, with its evaluator and its memory budget: a different `evaluator`, or a `max_memory` that is too
+    small for it, raises an error.
+
+    Finished chunks are stored in `out` as they finish, and a resumed run keeps its original chunks. The
+    ledger of the result has the seconds of each phase. The weights have to be those that base and source were
+    computed with: all their bits are read at the end, at the start if they were not read before, and before
+    anything is stored. Raises WeightsChangedError if a weight changed.
     """
 
     @_unreported()
@@ -258,17 +260,17 @@ class Sweep(Runnable[Result]):
         return len(self._batches)
 
     def batch(self, number: int) -> Batch:
-        """Return a baseline by number, and what is patched into it; runs the model on them if needed."""
+        """Return a baseline by number, and the source patched into it; runs the model on them if needed."""
         if not 0 <= number < max(self.batches, 1):
             raise SweepError(f"no batch {number}: there are {self.batches}, from 0.")
         return self._batches[number]
 
     def forget(self) -> None:
-        """Forget the runs that were made of inputs: what asks for them next makes them again."""
+        """Drop the runs that were computed from inputs; the next access computes them again."""
         self._batches.forget()
 
     def of_cells(self, numbers: Sequence[int]) -> Sweep:
-        """The same sweep over some of its cells, by number, in that order."""
+        """Return the same sweep over some of its cells, by number, in that order."""
         picked = []
         for given in numbers:
             if not 0 <= (number := expect("numbers", given, "int")) < len(self.cells):
@@ -289,13 +291,13 @@ class Sweep(Runnable[Result]):
         return self.facts.targets(self.metrics)
 
     def read_metrics(self, run: Reading) -> Tensor:
-        """Every metric of a run, as [metric, prompt] in float64."""
+        """Return every metric of a run, as [metric, prompt] in float64."""
         return MetricReader(self.facts, self.metrics).of_run(run)
 
     def provenance(self, *, strict: bool = False) -> dict[str, Any]:
-        """All that the numbers depend on, as plain values: equal sweeps have equal provenance.
+        """Return everything that the numbers depend on, as plain values: equal sweeps have equal provenance.
 
-        What cannot be identified for certain says so; with `strict` it raises IdentityError.
+        Parts that cannot be identified for certain are marked; with `strict` they raise IdentityError.
         """
         return provenance(self.model, self.spec, self._given, strict=strict)
 
@@ -311,15 +313,15 @@ class Sweep(Runnable[Result]):
     def plan(self, max_memory: int | str | None = None, evaluator: str = "auto") -> SweepPlan:
         """Return the steps of the sweep and their cost; nothing is computed.
 
-        Of several batches the first stands for all; a result has the plan of those that were run.
+        If there are several batches, the first stands for all; a result has the plan of those that were run.
         """
         self._expect_weights(self.model.weights.contents().whole)
         return self._planned(self.batch(0), self.model._budget(as_bytes(max_memory)), evaluator)
 
     def expect_room(self, max_memory: int, evaluator: str) -> None:
-        """Raise BudgetError where a batch takes more, however it is cut: before any is run.
+        """Raise BudgetError before any batch runs if one needs too much memory, however it is split.
 
-        Batches of one shape take the same. Those that make their runs when asked are not looked at.
+        Batches of one shape need the same memory. Batches whose runs are computed on demand are not checked.
         """
         shapes: dict[Any, int] = {}
         for number, (inputs, _) in enumerate(self._batches.known_inputs()):
@@ -419,7 +421,7 @@ class Sweep(Runnable[Result]):
         return Request(len(self.cells), self.batches, identity, order, self.facts.device)
 
     def rerun(self) -> Rerun:
-        """Return what runs cells of a result again, by the module itself."""
+        """Return a function that runs cells of a result again, by the module itself."""
         targets = tuple(
             "" if metric.whole or metric.reads else self.facts.target(metric) for metric in self.metrics
         )

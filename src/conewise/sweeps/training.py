@@ -325,7 +325,7 @@ class FitPlan:
 @checked
 @one_thread
 class Fit(Runnable["Fitted"]):
-    """Training of an intervention at every one of some places; see `Model.fit`."""
+    """A training job for an intervention at each of several places; see `Model.fit`."""
 
     def __init__(
         self,
@@ -391,7 +391,7 @@ class Fit(Runnable["Fitted"]):
         return [Shaped(self, own, self.batch, budget) for own in shapes.values()]
 
     def plan(self, max_memory: int | str | None = None) -> FitPlan:
-        """Return what the fit takes; nothing is trained."""
+        """Return the cost of the fit; nothing is trained."""
         shaped = self._shaped(as_bytes(max_memory) or DEFAULT_MEMORY)
         first = max(shaped, key=lambda one: one.bytes)
         return FitPlan(
@@ -692,11 +692,11 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fitted:
-    """Trained interventions, one for each place: `fitted["resid_post", 3]`, and how good they are.
+    """Trained interventions, one for each place: `fitted["resid_post", 3]`, and their quality.
 
-    `accuracy` and `loss` are those on the held-out pairs, with the axes `axes`: the share of pairs in which
-    the intervention makes the label the likeliest token, and the label's cross-entropy. `losses` are those of
-    training, [step, place], in the order of `names`.
+    `accuracy` and `loss` are measured on the held-out pairs, with the axes `axes`: the share of pairs in
+    which the intervention makes the label the likeliest token, and the label's cross-entropy. `losses` are
+    those of training, [step, place], in the order of `names`.
     """
 
     kind: Learned
@@ -737,12 +737,12 @@ class Fitted:
 
     @property
     def best(self) -> Trained:
-        """The trained intervention with the highest accuracy, of several the one with the lowest loss."""
+        """The trained intervention with the highest accuracy; ties are broken by the lowest loss."""
         accuracy, loss = self.accuracy.reshape(-1).tolist(), self.loss.reshape(-1).tolist()
         return self[self.names[max(range(len(self)), key=lambda n: (accuracy[n], -loss[n]))]]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each place: name, accuracy and loss on held-out pairs, and the last loss of training."""
+        """Return a row for each place: name, held-out accuracy and loss, and the last loss of training."""
         with needs("tables"):
             import pandas as pd  # noqa: PLC0415
 
@@ -751,7 +751,7 @@ class Fitted:
         return pd.DataFrame({"site": list(self.names), **own, "training_loss": last})
 
     def equals(self, other: object) -> bool:
-        """True if another fit has the same interventions, accuracies and losses, bit for bit."""
+        """Return True if another fit has the same interventions, accuracies and losses, bit for bit."""
         if not isinstance(other, Fitted) or self.names != other.names:
             return False
         mine, theirs = self._tensors(), other._tensors()
@@ -761,7 +761,7 @@ class Fitted:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Write it into a folder, as safetensors; `cw.open(folder)` reads it."""
+        """Save the interventions to a folder, as safetensors; `cw.open(folder)` reads it."""
         where = as_path(folder)
         where.mkdir(parents=True, exist_ok=True)
         about = {name: getattr(self, name) for name in ("names", "axes", "coordinates", "rows", "held_out")}

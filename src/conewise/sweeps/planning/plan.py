@@ -120,11 +120,10 @@ class Plannable(Protocol):
 class SweepPlan(PlanCosts):
     """A sweep, step by step, before any of it is computed; and its costs, see `PlanCosts`.
 
-    `compiled` has the passes, and what each consists of. `spec` says what the plan is for, in plain values:
-    the program, the cells, metrics and inputs, as far as they can be written down; with it, a plan that was
-    read from JSON runs on a model without the sweep that it was made by: `plan.run(model)`.
-
-    Plans are equal where all of that is; a plan of a saved result has its costs alone.
+    `compiled` holds the passes, and the contents of each. `spec` describes the purpose of the plan in plain
+    values: the program, the cells, metrics and inputs, as far as they can be written as plain values. With
+    it, a plan that was read from JSON runs on a model without the original sweep: `plan.run(model)`. Plans
+    are equal if all of these are equal; the plan of a saved result has its costs alone.
     """
 
     compiled: Compiled | None = None
@@ -133,7 +132,7 @@ class SweepPlan(PlanCosts):
 
     @checked
     def run(self, model: Plannable | None = None, **options: Any) -> Any:
-        """Run it: the result that `sweep.run()` gives. `options` are those of `Sweep.run`."""
+        """Run the plan, and return the same result as `sweep.run()`. `options` are those of `Sweep.run`."""
         if self.compiled is None:
             raise SweepError(
                 "a plan of a saved result, or of several batches together, has no steps: make the sweep or "
@@ -146,7 +145,7 @@ class SweepPlan(PlanCosts):
         return model.planned(self).run(plan=self, **options)
 
     def to_json(self) -> str:
-        """The plan as JSON; `SweepPlan.from_json` reads it."""
+        """Return the plan as JSON; `SweepPlan.from_json` reads it."""
         header = FORMAT.header(writer=False)  # plans are equal, as text too, whoever wrote them
         found: dict[str, Any] = {**header, **self.costs(), "ratio": self.ratio, "spec": dict(self.spec)}
         if self.compiled is not None:
@@ -155,7 +154,7 @@ class SweepPlan(PlanCosts):
 
     @classmethod
     def from_json(cls, text: str) -> SweepPlan:
-        """The plan that `to_json` wrote. Raises FormatError for one of a newer version."""
+        """Read a plan that `to_json` wrote. Raises FormatError for a plan of a newer version."""
         try:
             given = FORMAT.expect(parse_json(text), "this plan")
             compiled = Compiled.from_plain(given["compiled"]) if "compiled" in given else None

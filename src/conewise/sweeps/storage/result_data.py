@@ -113,12 +113,12 @@ class ResultData:
 
     `table` is [metric, cell] in float64, averaged over prompts; `per_prompt` is [metric, cell, prompt].
     `base` and `source` are the metrics of the runs themselves, [metric], and `base_per_prompt` and
-    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None where the values did not
-    come from a run. `origin` is what they depend on; see `provenance`. `method` is empty where every value
-    was computed in its world; else values are approximate, and it says by which method. `story` says what was
-    asked, where that is known: the prompts with their tokens, the metric in words. Where some metric is a
+    `source_per_prompt` those of each prompt, [metric, prompt]; `source` is None if the values did not come
+    from a run. `origin` holds the dependencies of the numbers; see `provenance`. `method` is empty if every
+    value was computed in its world; else values are approximate, and it names the method. `story` describes
+    the question if it is known: the prompts with their tokens, the metric in words. If any metric is a
     vector, `vectors` has the axes of each metric, and `metrics` a name for each number. `missing` are the
-    cells that could not be computed where a fleet ran the sweep: their values are NaN.
+    cells that distributed workers could not compute: their values are NaN.
     """
 
     plan: SweepPlan
@@ -152,13 +152,13 @@ class ResultData:
 
     @property
     def numbers(self) -> dict[str, Tensor | None]:
-        """The tensors by name; the first axis of each are the metrics."""
+        """The tensors by name; the first axis of each is the metric axis."""
         names = ("table", "per_prompt", "base", "source", "base_per_prompt", "source_per_prompt")
         return {name: getattr(self, name) for name in names}
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """All that the numbers depend on, as plain values. The weights are hashed when it is first read."""
+        """Everything that the numbers depend on, as plain values. The first access hashes the weights."""
         return dict(self.origin)
 
     @property
@@ -167,6 +167,6 @@ class ResultData:
         return tuple(cell for part in self.spreads for cell in part.cells)
 
     def parts(self) -> list[tuple[Spread, int]]:
-        """The selectors' cells, and where each begins in the order of all cells."""
+        """The cells of each selector, and its start in the order of all cells."""
         starts = accumulate((len(spread.cells) for spread in self.spreads), initial=0)
         return list(zip(self.spreads, starts, strict=False))
