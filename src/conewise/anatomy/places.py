@@ -21,10 +21,10 @@ Writers = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A site by name, or by kind and layer, and the part of its value that is meant.
+    """A site by name, or by kind and layer, and the selected part of its value.
 
-    `part` selects along the natural axes of the site (batch, pos, head, kv_head, neuron, ...);
-    empty means all of it.
+    `part` selects along the natural axes of the site (batch, pos, head, kv_head, neuron, ...); empty means
+    all of it.
     """
 
     name: str
@@ -124,14 +124,15 @@ def site(name: str, *, layer: int | None = None, stack: str = "", **part: Index 
 def site(name: str, *, layer: Index, stack: str = "", **part: Index | str) -> Place | Places: ...
 @checked
 def site(name: str, *, layer: Index | None = None, stack: str = "", **part: Index | str) -> Place | Places:
-    """A place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
+    """Name a place: `site("z", layer=2, head=1)`, `site("mlp_out", layer=0, pos=-1)`, `site("lm_head")`.
 
-    `name` is a kind (`z`, `resid_pre`, ...) with its `layer`, a full TransformerLens name, a
-    module's path, or an operation's name. `"z[layer=2, head=1]"` says its part too, and so does `"L2H1"`.
-    `stack` tells encoder from decoder where there are two.
-    A part is a number, a slice (which may be a text, "2:5"), a range, or a list of numbers; lists on several
-    axes mean every combination. Several layers, as in `site("attn_scores", layer=range(10, 21), ...)`, are
-    one place in each of them, which one world patches together; `cw.sites` has a world for each.
+    `name` is a kind (`z`, `resid_pre`, ...) with its `layer`, a full TransformerLens name, a module's path,
+    or an operation's name. `"z[layer=2, head=1]"` includes its part, and so does `"L2H1"`. `stack` selects
+    the encoder or the decoder if there are two.
+
+    A part is a number, a slice (or a text, "2:5"), a range, or a list of numbers; lists on several axes mean
+    every combination. Several layers, as in `site("attn_scores", layer=range(10, 21), ...)`, are one place in
+    each of them, which one world patches together; `cw.sites` has a world for each.
     """
     kind, own = read_name(name)
     given = part if layer is None else {"layer": layer, **part}

@@ -216,16 +216,17 @@ SelectorLike = (
 
 @checked
 def sites(name: str, *, stack: str = "", **choices: Choice | slice | range) -> Selector:
-    """Places of one kind: `sites("z", layer=":", head=":")`, `sites("resid_pre", layer="4:8", pos=-1)`.
+    """Select places of one kind: `sites("z", layer=":", head=":")`.
 
-    The name may say some of it: `sites("z[layer=2, head=:]")`. `sites("z.*", head=":")` is short for
-    `sites("z", layer=":", head=":")`, and so is `sites("blocks.*.attn.hook_z", head=":")`.
-    `sites("model.layers.*.mlp")` takes a module of every layer.
+    `sites("resid_pre", layer="4:8", pos=-1)` selects the last position in four layers. The name can include
+    choices: `sites("z[layer=2, head=:]")`. `sites("z.*", head=":")` is short for `sites("z", layer=":",
+    head=":")`, and so is `sites("blocks.*.attn.hook_z", head=":")`. `sites("model.layers.*.mlp")` selects a
+    module of every layer.
 
     Each of layer, head, kv_head, expert, pos, query_pos, key_pos, channel, state, neuron, latent, d and batch
-    (and dim1, dim2, ... of a module's site) is a number, a list of numbers, a range, or a slice, which may be
-    a string: ":" is all, "2:5" is 2, 3, 4. An axis that is given a plain number is no axis of the result.
-    Selectors add up: `sites(...) + sites(...)`.
+    (and dim1, dim2, ... of a module's site) is a number, a list of numbers, a range, or a slice, which can be
+    a string: ":" is all, "2:5" is 2, 3, 4. An axis with a plain number is dropped from the result. Selectors
+    can be added: `sites(...) + sites(...)`.
     """
     name, layers = _every_layer(name)
     if layers and "layer" not in choices:
@@ -411,12 +412,12 @@ COLUMNS = frozenset(
 
 @checked
 def cell(place: PlaceLike | Iterable[PlaceLike], *, source: Any, label: str = "") -> SourcedCell:
-    """One world of a sweep with its own source: `cw.cell(place, source=cw.add(v, 2.0))`.
+    """Create one world of a sweep with its own source: `cw.cell(place, source=cw.add(v, 2.0))`.
 
-    `place` is a site, or several that are patched together. `source` is anything that a sweep takes as a
-    source (a run, an intervention, "zero", "mean", a function of the value), or a tensor or a number. A
-    tensor has the shape of the part that it replaces, or of its last axes, and is then broadcast over the
-    others. `label` is its name in results; by default it is named after its source.
+    `place` is a site, or several that are patched together. `source` is any source of a sweep (a run, an
+    intervention, "zero", "mean", a function of the value), or a tensor or a number. A tensor has the shape of
+    the part that it replaces, or of its last axes, and is then broadcast over the others. `label` is its name
+    in results; by default it is named after its source.
     """
     if source is None:
         raise SweepError("cw.cell without a source: a place alone, in the list, has the sweep's own source.")
@@ -431,14 +432,14 @@ def cells(
     axis: str = "label",
     source_at: Callable[[Place], Any] | None = None,
 ) -> SourcedCells:
-    """One world for each of several sources at a site: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
+    """Create one world for each source at a site: `cw.cells(place, sources={"2×": cw.add(v, 2.0)})`.
 
     The result has an axis for the sources, with their labels, named `axis`. If a selector is given instead of
     a site, the selector's axes come first. See `cell` for the kinds of sources.
 
-    With `source_at` in place of `sources`, each place of a selector has the source that the function gives
-    for it, and the result has the selector's own axes:
-    `cw.cells(cw.sites("z", layer=":", head=":"), source_at=lambda place: cw.add(v[place.layer]))`.
+    With `source_at` in place of `sources`, the function returns the source of each place of a selector, and
+    the result has the selector's own axes: `cw.cells(cw.sites("z", layer=":", head=":"), source_at=lambda
+    place: cw.add(v[place.layer]))`.
     """
     if (sources is None) == (source_at is None):
         raise SweepError("cw.cells takes `sources`, by label, or `source_at`, a function of a place: one.")

@@ -203,7 +203,7 @@ class Pool(ABC):
         return own
 
     def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self.end_workers()
         self._published.clear()
         self._models.clear()
@@ -254,12 +254,12 @@ def expect_counts(**given: object) -> None:
 
 @checked
 class Processes(Pool):
-    """Runs sweeps in processes of this machine: `sweep.run(workers=cw.Processes(devices="cuda:0,cuda:1"))`.
+    """Run sweeps in processes of this machine: `sweep.run(workers=cw.Processes(devices="cuda:0,cuda:1"))`.
 
-    There is one worker for each of `devices`; without them, `workers` that compute where the model is. Each
-    has `threads` threads. `max_memory` is what the chunks of one worker may take; a share that takes more is
-    cut in half. With `model`, a folder or a name, workers load the weights from there (`load` is what
-    `cw.load` is given beside); else they are sent the module.
+    There is one worker for each of `devices`; without them, there are `workers` workers on the model's
+    device. Each has `threads` threads. `max_memory` limits the memory of one worker's chunks; a share that
+    exceeds it is split in half. With `model`, a folder or a name, workers load the weights from there (`load`
+    are further arguments of `cw.load`); else the module is sent to them.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Processes(Pool):
             self.close()
 
     def new_seat(self, name: str, replaced: Any = None) -> WorkerSeat:
-        """Start a process."""
+        """Start a worker process."""
         device = self._devices[len(self.seats)] if replaced is None else replaced.device
         named = name + (f" on {device}" if device else "")
         return _Process(named, self._published, device, self._threads, self._memory)

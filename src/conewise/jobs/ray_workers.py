@@ -30,19 +30,20 @@ PATIENCE = 30.0
 
 @checked
 class Ray(Pool):
-    """Runs sweeps on workers of Ray: `sweep.run(workers=cw.Ray(workers=4))`.
+    """Run sweeps on Ray workers: `sweep.run(workers=cw.Ray(workers=4))`.
 
     `address` is that of a cluster ("auto" finds the one of this machine, "ray://head:10001" another); None
-    starts a local one, and ends it with `close` or with the process. That one listens on the loopback
-    address alone, and runs nothing without a token that only this process and its workers have.
-    `workers` is how many there are, by default one for each GPU, or for each core. Each gets
-    `gpus_per_worker` and `cpus_per_worker`, and computes with as many threads. `max_memory` is what the
-    chunks of one worker may take; a share that takes more is cut in half. With `model`, a folder or a name,
-    each worker loads the weights from there (`load` is what `cw.load` is given beside); else the module is
-    put into Ray's object store, once.
+    starts a local cluster, which ends with `close` or with the process. A local cluster listens on the
+    loopback address only, and runs nothing without a token that only this process and its workers have.
 
-    A cluster of yours runs code for whoever can reach it, if it asks for no token: keep it in a network of
-    your own.
+    `workers` is their number, by default one for each GPU, or for each core. Each gets `gpus_per_worker` and
+    `cpus_per_worker`, and computes with as many threads. `max_memory` limits the memory of one worker's
+    chunks; a share that exceeds it is split in half. With `model`, a folder or a name, each worker loads the
+    weights from there (`load` are further arguments of `cw.load`); else the module is put into Ray's object
+    store, once.
+
+    Your own cluster runs code for anyone who can reach it, unless it requires a token: keep it in a private
+    network.
     """
 
     def __init__(

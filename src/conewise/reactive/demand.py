@@ -22,8 +22,8 @@ SHOWN = 6
 class Plan:
     """The sites to compute, inputs first.
 
-    `own` are the last of them: those that the world itself computes. The ones before belong to
-    its ancestors, which share the result with all of their forks.
+    `own` are the last of them: those that the world itself computes. The sites before belong to its
+    ancestors, which share the result with all of their forks.
     """
 
     sites: tuple[str, ...]

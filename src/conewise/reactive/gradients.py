@@ -402,9 +402,9 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
 
 
 class Gradients(Mapping[Site, Site]):
-    """The name of the gradient of `loss` at each of the sites that were asked for.
+    """The name of the gradient of `loss` at each of the requested sites.
 
-    Made by `gradients`. Its nodes stay in the graph until `remove()`.
+    Created by `gradients`. Its nodes stay in the graph until `remove()`.
     """
 
     def __init__(self, reverse: ReversePass, wrt: tuple[Site, ...]) -> None:
@@ -446,7 +446,7 @@ class Gradients(Mapping[Site, Site]):
         return self._present().added(self)
 
     def remove(self) -> None:
-        """Take the nodes out of the graph, but for those that other gradients of this loss use."""
+        """Remove the nodes from the graph, except those that other gradients of this loss use."""
         self._present().release(self)
 
     @property

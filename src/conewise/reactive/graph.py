@@ -50,15 +50,15 @@ class Block:
 
     @property
     def size(self) -> int:
-        """h: how many computed nodes a graft of this block adds."""
+        """The number h of computed nodes that a graft of this block adds."""
         return sum(node.rule is not None for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graft:
-    """A block that stands in a graph. `graph.remove(graft)` takes it out again.
+    """A block that was inserted into a graph. `graph.remove(graft)` removes it.
 
-    `sites` are the fresh computed nodes, inputs first; `rerouted` the readers that now read `output`.
+    `sites` are the new computed nodes, inputs first; `rerouted` the readers that now read `output`.
     """
 
     name: str
@@ -125,11 +125,11 @@ class Observer(Protocol):
 
 
 class Graph:
-    """A finite DAG of sources and computed nodes, whose topological order follows every change.
+    """A finite DAG of sources and computed nodes, whose topological order is maintained under changes.
 
-    Each change costs what it touches: a graft its fresh nodes and the readers it reroutes, a
-    redefinition the part of the order that its new inputs overturn. None costs the graph's size.
-    Each happens whole or not at all, whatever interrupts it, and is followed by all worlds or by none.
+    The cost of a change is local: a graft costs its new nodes and the readers it reroutes, a redefinition the
+    part of the order that its new inputs invalidate. No change costs the graph's size. Each change is atomic
+    even if interrupted, and is applied to all worlds or to none.
     """
 
     def __init__(self) -> None:
@@ -300,15 +300,15 @@ class Graph:
         return self.names(self.table.consumers[self.number(site)])
 
     def cone(self, sites: Site | Iterable[Site]) -> tuple[Site, ...]:
-        """V⁺: the sites reached by a path of one edge or more, inputs first. O(cone)."""
+        """Return V⁺: the sites reached by a path of one edge or more, inputs first. O(cone)."""
         return self.names(self.table.sorted(self.table.cone(self.numbers(sites))))
 
     def upstream(self, sites: Site | Iterable[Site]) -> tuple[Site, ...]:
-        """V⁻: the sites from which a path of one edge or more leads here, inputs first."""
+        """Return V⁻: the sites from which a path of one edge or more leads to this site, inputs first."""
         return self.names(self.table.sorted(self.table.upstream(self.numbers(sites))))
 
     def support(self, sites: Site | Iterable[Site], cut: Site | Iterable[Site] = ()) -> tuple[Site, ...]:
-        """All that a demand of `sites` depends on, themselves included, looking no further than `cut`."""
+        """Return all sites that a demand of `sites` depends on, themselves included, stopping at `cut`."""
         cut_numbers = set(self.numbers(cut))
         return self.names(self.table.sorted(self.table.support(self.numbers(sites), cut_numbers)))
 
@@ -347,17 +347,17 @@ class Graph:
         return site, reader
 
     def name(self, number: int) -> Site:
-        """The name behind a number; a removed node's is still known, for the record."""
+        """Return the name of a number; names of removed nodes are kept for the ledger."""
         return self._names[number]
 
     def names(self, numbers: Iterable[int]) -> tuple[Site, ...]:
-        """The names behind numbers."""
+        """Return the names of several numbers."""
         return tuple(map(self._names.__getitem__, numbers))
 
     # -- change ------------------------------------------------------------------------------
 
     def redefine(self, site: Site, rule: Rule | None = None, inputs: Sequence[Site] | None = None) -> None:
-        """Give `site` another rule, other inputs, or both. Invalidates `site` and its cone."""
+        """Set another rule of `site`, other inputs, or both. Invalidates `site` and its cone."""
         number = self.number(site)
         self.journal.expect_idle("graph.redefine")
         current, old = self.rule(site), self.table.inputs[number]
@@ -379,7 +379,7 @@ class Graph:
         self._announce(change)
 
     def graft(self, edge: Edge, block: Block, *, name: str | None = None) -> Graft:
-        """Put `block` on one edge (u, w): w reads the block's output, all other readers still read u.
+        """Insert `block` on one edge (u, w): w reads the block's output, all other readers still read u.
 
         Invalidates {w} and the cone of w, and nothing else: u's other readers see no change.
         """
@@ -388,7 +388,7 @@ class Graph:
         return self._graft(site, (reader,), block, name or f"{edge[0]}->{edge[1]}")
 
     def graft_after(self, site: Site, block: Block, *, name: str | None = None) -> Graft:
-        """Put `block` after a site: all of its present readers read the block's output instead."""
+        """Insert `block` after a site: all of its present readers read the block's output instead."""
         number = self.number(site)
         name = expect("name", name, "str | None")
         return self._graft(number, tuple(self.table.consumers[number]), block, name or f"{site}->*")
@@ -432,7 +432,7 @@ class Graph:
 
     @checked
     def remove(self, graft: Graft) -> None:
-        """Take a graft out: readers of its output read the block's input again."""
+        """Remove a graft: readers of its output read the block's input again."""
         self.journal.expect_idle("graph.remove")
         gone = [site for site in (*graft.sites, *graft.sources) if site not in self._numbers]
         if gone:
@@ -505,7 +505,7 @@ class Graph:
     # -- observers -----------------------------------------------------------------------------
 
     def attach(self, world: Observer) -> None:
-        """Let `world` hear of every change of structure, for as long as someone else keeps it alive."""
+        """Notify `world` of every change of structure, as long as another reference keeps it alive."""
         self._worlds.add(world)
 
     @property
@@ -653,7 +653,7 @@ def _cones(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def chain(*rules: Callable[[Any], Any]) -> Block:
-    """The block that applies `rules` one after the other."""
+    """Return the block that applies `rules` one after the other."""
     if not rules:
         raise BlockError("chain() got no rule; a block needs at least one: `chain(lambda v: v)`.")
     for index, rule in enumerate(rules):
@@ -668,11 +668,11 @@ def chain(*rules: Callable[[Any], Any]) -> Block:
 
 @checked
 def block(graph: Graph, entry: str | None = None, output: str | None = None) -> Block:
-    """The block that computes what `graph` computes, as a function of its one free source.
+    """Return the block that computes the same as `graph`, as a function of its one free source.
 
-    `entry` may be left out when exactly one source is not a parameter, `output` when exactly one
-    computed node is read by nobody. All other sources come along with their values. Every node
-    must lead to the output, and the output must depend on the input.
+    `entry` can be omitted if exactly one source is not a parameter, `output` if exactly one computed node has
+    no reader. All other sources are included with their values. Every node must lead to the output, and the
+    output must depend on the input.
     """
     free = [site for site in graph.sources if site not in graph.params]
     if entry is None:

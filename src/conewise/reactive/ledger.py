@@ -19,8 +19,8 @@ Kind = Literal["invalidated", "recomputed", "reused", "cut_off"]
 class Ledger:
     """The events of one world since the last `clear()`, readable as lists of sites.
 
-    Values that a fork's demand computes outside of the fork's own cone belong to its parent, and
-    stand in the parent's ledger. `keep_sites=False` keeps only the tallies, for worlds that live long.
+    Values that a fork's demand computes outside of the fork's own cone belong to its parent, and are recorded
+    in the parent's ledger. `keep_sites=False` keeps only the tallies, for long-lived worlds.
     """
 
     def __init__(self, graph: Graph, *, keep_sites: bool = True) -> None:
@@ -31,7 +31,7 @@ class Ledger:
         self._spans: list[Ledger] = []
 
     def record(self, kind: Kind, nodes: Sequence[int], journal: Journal | None = None) -> None:
-        """Take note of an event; one that is a part of a change goes when the change is taken back."""
+        """Record an event; an event that is a part of a change is removed when the change is undone."""
         if journal is not None:
             journal.note((self._go_back, kind, self._tally[kind], len(self._events)))
         self._tally[kind] += len(nodes)
@@ -45,14 +45,14 @@ class Ledger:
         del self._events[events:]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all events."""
         self._events.clear()
         for kind in self._tally:
             self._tally[kind] = 0
 
     @property
     def invalidated(self) -> list[Site]:
-        """Sites that lost their value, in order; one that lost it twice stands there twice."""
+        """Sites that lost their value, in order; a site that lost it twice is listed twice."""
         return self._sites("invalidated")
 
     @property
@@ -62,21 +62,21 @@ class Ledger:
 
     @property
     def reused(self) -> list[Site]:
-        """Computed sites that a demand read as they were; once a demand."""
+        """Computed sites whose cached value a demand read; once per demand."""
         return self._sites("reused")
 
     @property
     def cut_off(self) -> list[Site]:
-        """Sites that a cutoff spared."""
+        """Sites that a cutoff did not recompute."""
         return self._sites("cut_off")
 
     def count(self, kind: Kind) -> int:
-        """Return the number of these events, whether or not the sites are kept."""
+        """Return the number of these events, even if the sites are not kept."""
         return self._tally[kind]
 
     @contextmanager
     def interval(self) -> Iterator[Ledger]:
-        """A ledger of its own for what happens inside the `with` block; this one goes on as well."""
+        """Return a separate ledger of the events inside the `with` block; this ledger continues to record."""
         span = Ledger(self._graph, keep_sites=self._keep_sites)
         try:
             self._spans.append(span)

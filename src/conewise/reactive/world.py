@@ -77,10 +77,9 @@ def _patch_of(value: Any) -> Patch:
 class World:
     """The values over a graph, computed when they are demanded.
 
-    A fork is a live view of its parent: what its own changes do not touch, it reads from the
-    parent, later changes of the parent included; where both change a site, the fork's own change
-    stands. A change happens whole or not at all, whatever interrupts it. `reactive/README.md` describes the
-    algorithm.
+    A fork is a live view of its parent: it reads from the parent whatever its own changes do not affect,
+    including later changes of the parent; if both change a site, the fork's own change applies. A change is
+    atomic, even if it is interrupted. `reactive/README.md` describes the algorithm.
     """
 
     @checked
@@ -109,10 +108,10 @@ class World:
     @classmethod
     @checked
     def partial(cls, graph: Graph, values: Mapping[Site, Any]) -> World:
-        """A baseline world that holds only `values`, which must be what it would compute itself.
+        """Create a baseline world that holds only `values`, which must equal what it would compute itself.
 
-        The rest is computed when it is demanded. Such a world is final: it refuses mutations of
-        its own, since it no longer knows all that depends on what. Its forks take them all.
+        The rest is computed when it is demanded. Such a world is final: it refuses mutations of its own,
+        since it no longer knows all dependencies. Its forks accept mutations.
         """
         world = cls(graph)
         world._state.hold({graph.number(site): value for site, value in values.items()})
@@ -133,16 +132,16 @@ class World:
     # -- forks -------------------------------------------------------------------------------
 
     def fork(self) -> World:
-        """A world that shares every value with this one. Use it in a `with` block, or just drop it."""
+        """Return a world that shares every value with this one. Use it in a `with` block, or drop it."""
         self._ready("world.fork")
         fork = World.__new__(World)
         fork._begin(self.graph, self, self._state.same, self._keep_sites)
         return fork
 
     def commit(self) -> None:
-        """Make this fork's changes its parent's; computed values go along, nothing is recomputed.
+        """Apply this fork's changes to its parent; computed values are moved, nothing is recomputed.
 
-        Afterwards the fork shares everything with its parent again, and can be used on.
+        Afterwards the fork shares everything with its parent again, and can still be used.
         """
         self._ready("world.commit")
         if self._parent is None:
@@ -154,7 +153,7 @@ class World:
         parent._record("invalidated", self._state.computed(self._state.commit()))
 
     def close(self) -> None:
-        """Drop this world and its forks. Its values are gone; nothing else changes."""
+        """Drop this world and its forks. Its values are released; nothing else changes."""
         self.graph.journal.expect_idle("world.close")
         self.graph.journal.make(self._state.close)
 
@@ -172,16 +171,16 @@ class World:
     # -- mutations ---------------------------------------------------------------------------
 
     def patch(self, site: Site, value: Any) -> None:
-        """Put `value` in place of the site's own, or a function of what it would have been.
+        """Replace the site's value by `value`, or by a function of the unpatched value.
 
         A value: the site is given and reads nothing; its cone is invalid. A callable: the site is
-        `value(own)`, computed on demand; the site and its cone are invalid. (For a value that can
-        itself be called, patch with `lambda _: value`.)
+        `value(own)`, computed on demand; the site and its cone are invalid. (For a value that is itself
+        callable, patch with `lambda _: value`.)
         """
         self._patch(self.graph.number(site), OWN, _patch_of(value), "world.patch")
 
     def patch_rule(self, site: Site, rule: Rule) -> None:
-        """Let another rule compute the site from the same inputs, in this world only."""
+        """Compute the site by another rule from the same inputs, in this world only."""
         if self.graph.is_source(site):
             raise WorldError(f"{site!r} is a source: it has no rule. Use `world.set` or `world.patch`.")
         if not callable(rule):
@@ -189,7 +188,10 @@ class World:
         self._patch(self.graph.number(site), OWN, NewRule(rule), "world.patch_rule")
 
     def patch_edge(self, edge: Edge, value: Any) -> None:
-        """Let one reader see `value`, or a function of the real one, of one input; others see the real."""
+        """Replace one input of one reader by `value`, or by a function of the real value.
+
+        Other readers of that input still read the real value.
+        """
         site, reader = self.graph.edge(edge)
         self._patch(reader, site, _patch_of(value), "world.patch_edge")
 
@@ -200,16 +202,16 @@ class World:
         self._make(self._state.patch, node, new, (node, place), place not in change.patches)
 
     def restore(self, site: Site) -> None:
-        """Take the patch at a site away.
+        """Remove the patch at a site.
 
-        When nothing else changed since the patch, all values cached before it come back and
-        nothing is recomputed; patches taken away in the reverse order of their making all do so.
-        In a fork, a patch that the parent made is taken away for this fork only.
+        If nothing else changed since the patch, all values cached before it are restored and nothing is
+        recomputed; this also holds for several patches that are removed in the reverse order. In a fork, a
+        patch of the parent is removed for this fork only.
         """
         self._restore(self.graph.number(site), OWN, "world.restore", repr(site))
 
     def restore_edge(self, edge: Edge) -> None:
-        """Let the reader see the real value of that input again; see `restore`."""
+        """Remove the patch of one input of a reader; see `restore`."""
         site, reader = self.graph.edge(edge)
         self._restore(reader, site, "world.restore_edge", f"the edge {edge[0]!r} -> {edge[1]!r}")
 
@@ -227,7 +229,7 @@ class World:
         self._make(state.restore, node, new, (node, place), inherited is NATIVE)
 
     def set(self, site: Site, value: Any) -> None:
-        """Give a source another value in this world. Invalidates its cone."""
+        """Set a source's value in this world. Invalidates its cone."""
         node = self.graph.number(site)
         self._ready_to_change("world.set")
         if self.graph.table.rules[node] is not None:
@@ -263,10 +265,10 @@ class World:
     @overload
     def demand(self, sites: Iterable[Site]) -> tuple[Any, ...]: ...
     def demand(self, sites: Site | Iterable[Site]) -> Any:
-        """The value at a site, or the values at several; computes what is invalid and needed for them.
+        """Return the value at a site, or the values at several; computes the invalid values they need.
 
-        On a world without patches that had answered this demand before the sites P were given values,
-        that is exactly (cone(P) − P) ∩ support(sites, cut at P), each node once.
+        On a world without patches that had answered this demand before the sites P were given values, this
+        computes exactly (cone(P) − P) ∩ support(sites, cut at P), each node once.
         """
         targets = self.graph.numbers(sites)
         self._ready("world.demand")
@@ -283,7 +285,7 @@ class World:
         return self.demand(site)
 
     def plan(self, sites: Site | Iterable[Site]) -> Plan:
-        """Return what `demand(sites)` would compute, in order, without computing any of it."""
+        """Return the sites that `demand(sites)` would compute, in order, without computing any of them."""
         targets = self.graph.numbers(sites)
         self._ready("world.plan")
         work = self._gather(targets)
@@ -379,7 +381,7 @@ class World:
             world = world._parent
 
     def approve(self, change: StructureChange) -> None:
-        """Refuse a change of the graph that would take away what a world has patched."""
+        """Refuse a change of the graph that would remove a patched site of a world."""
         if self._state.is_closed:
             return
         name = self.graph.name
@@ -403,7 +405,7 @@ class World:
                     )
 
     def follow(self, change: StructureChange) -> None:
-        """The graph has changed: let this world and its forks take it in."""
+        """Update this world and its forks after a change of the graph."""
         if not self._state.is_closed:
             self._state.follow(change.seeds, change.removed)
 

@@ -27,9 +27,9 @@ from conewise.sweeps.storage.result_data import CellCheck, Missing
 class Answer(Result):
     """A result over all prompts of a question, in the order in which they were given.
 
-    `table` and `values` are means over prompts, each weighing the same, whatever its length;
-    `effect_by_prompt` has the effect for each, and `statistics()` how far the means can be trusted. Plots and
-    pages have the tokens of the prompts on their axes.
+    `table` and `values` are means over prompts with equal weights, whatever their lengths; `effect_by_prompt`
+    has the effect for each prompt, and `statistics()` the uncertainty of the means. Plots and pages have the
+    tokens of the prompts on their axes.
     """
 
     question: Any = field(default=None, repr=False)
@@ -37,7 +37,7 @@ class Answer(Result):
 
     @classmethod
     def of(cls, result: Result, question: Any, story: Story | None) -> Answer:
-        """A result as the answer to a question."""
+        """Create the answer to a question from a result."""
         held: dict[str, Any] = {one.name: getattr(result, one.name) for one in fields(Result)}
         return cls(**{**held, "story": story}, question=question)
 
@@ -71,7 +71,7 @@ class Answer(Result):
         )
 
     def report(self, path: str | Path, *, story: Story | None = None) -> Path:
-        """Write a page of it, one file that opens without a network; see `Result.report`."""
+        """Write an HTML page, one file that opens offline; see `Result.report`."""
         from conewise.report.page import expect_page, write_page  # noqa: PLC0415  # needs plotly
 
         expect_page(path)
@@ -229,11 +229,12 @@ def strongest(found: Answer, counts: Sequence[int]) -> tuple[tuple[Place, ...], 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Growing sets of the strongest sites, found on one part of the prompts and tried on the other.
+    """Growing sets of the strongest sites, found on one part of the prompts and tested on the other.
 
-    `sets` has the places of each; all of a set are patched together, in one world. `shares` are how far that
-    goes from the base to the source on prompts that were held out, 1 being all the way, and `found_shares`
-    the same on those that the sites were found on. `found`, `tried` and `tried_where_found` are the answers.
+    `sets` has the places of each set; all places of a set are patched together, in one world. `shares` are
+    the fractions of the distance from the base to the source that the sets recover on held-out prompts (1 is
+    all of it), and `found_shares` the same on the prompts that the sites were found on. `found`, `tried` and
+    `tried_where_found` are the answers.
     """
 
     sets: tuple[tuple[Place, ...], ...]
@@ -243,12 +244,12 @@ class HeldOut:
 
     @property
     def shares(self) -> Tensor:
-        """The share of the way that each set goes on the held out prompts."""
+        """The fraction that each set recovers on the held-out prompts."""
         return self.tried.normalised
 
     @property
     def found_shares(self) -> Tensor:
-        """The share of the way that each set goes on the prompts that it was found on."""
+        """The fraction that each set recovers on the prompts that it was found on."""
         return self.tried_where_found.normalised
 
     def __str__(self) -> str:

@@ -149,24 +149,23 @@ def ask(
     batch_size: int | None = None,
     as_written: bool = False,
 ) -> Question:
-    """Ask what every site does to the model's answers, over prompts of any lengths: a `Question`.
+    """Measure the effect of every site on the model's answers, over prompts of any lengths: a `Question`.
 
-    `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows
-    `{clean, corrupted, answers, wrong_answers}`; `corrupted` may be left out where no run of it is read, and
-    then a list of texts will do. The model has a tokenizer: `cw.load` gives one, and so does
-    `cw.capture(module, tokenizer=...)`.
+    `prompts` are a file (JSON, JSON lines or CSV), a DataFrame, a row or a list of rows `{clean, corrupted,
+    answers, wrong_answers}`; `corrupted` can be omitted if no run of it is read, and a list of texts is then
+    sufficient. The model needs a tokenizer: `cw.load` provides one, and so does `cw.capture(module,
+    tokenizer=...)`.
 
     `sites` are those of `model.sweep`, or a text as on the command line: "z,mlp_out", "z[layer=2:5, head=0]",
     "resid_pre[pos=:]", "a0.*->*<k>" for edges; by default every head. `metric` is "logit_diff", "prob" or
-    "kl", all at the last position, or a metric or function as for `model.sweep`. `source` is what is put
-    there: the values of the other prompt of each pair, unless it is "zero", "mean" (over all prompts and
-    positions) or `cw.noise(...)`. `direction` is "denoise" (clean values into the corrupted run; the default
-    where they come from the other prompt) or "noise" (the other way round; the default for the others).
+    "kl", all at the last position, or a metric or function as for `model.sweep`. `source` provides the
+    patched values: by default those of the other prompt of each pair; otherwise "zero", "mean" (over all
+    prompts and positions) or `cw.noise(...)`. `direction` is "denoise" (clean values into the corrupted run;
+    the default if they come from the other prompt) or "noise" (the opposite; the default for the others).
 
-    The prompts are grouped by length, at most `batch_size` in a group. All that is asked is looked at here:
-    what cannot be asked raises PromptError, SiteError, SweepError or MetricError, and nothing is run. Words
-    that the tokenizer does not know, and answers that were read with another space, are told by a
-    PromptWarning.
+    The prompts are grouped by length, at most `batch_size` in a group. All arguments are validated here:
+    invalid ones raise PromptError, SiteError, SweepError or MetricError, and nothing is run. A PromptWarning
+    reports words that the tokenizer does not know, and answers that were read with a different leading space.
     """
     patch, scale, seed = put_of(source)
     direction = default_direction(patch) if direction is None else direction

@@ -147,17 +147,17 @@ Together = Callable[[Sequence[Sweep], Sequence[Path | None], How], Sequence[Resu
 @checked
 @dataclass(frozen=True, repr=False)
 class Question(Runnable[Answer]):
-    """The effect of every site on the metric, when `patch` is put there in one run of each pair.
+    """The effect of every site on the metric, when `patch` is applied there in one run of each pair.
 
-    `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the other
-    way round. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
+    `direction`: "denoise" changes the corrupted run and takes values from the clean one, "noise" the
+    opposite. `patch` is "source" (the other run's values), "zero", "mean" (over the base's prompts and
     positions, of all groups) or "noise" (Gaussian, of standard deviation `scale`). `metric` is one of
-    `METRICS`, of which "kl" compares with the clean run; or a metric, with answers for all prompts or for
-    each in the order of the pairs; or a function of the module's outputs, which gets the pairs of the batch
-    if it has an argument `rows`. `precision`: see `Sweep`.
+    `METRICS` ("kl" compares with the clean run); or a metric, with answers for all prompts or for each in the
+    order of the pairs; or a function of the module's outputs, which receives the pairs of the batch if it has
+    an argument `rows`. `precision`: see `Sweep`.
 
-    All that is asked is looked at before anything is run. Raises PromptError, SweepError, SiteError,
-    MetricError or InputMismatchError for what cannot be asked.
+    All arguments are validated before anything is run. Raises PromptError, SweepError, SiteError, MetricError
+    or InputMismatchError for invalid ones.
     """
 
     model: Captured
@@ -221,7 +221,7 @@ class Question(Runnable[Answer]):
 
     @property
     def source(self) -> str | None:
-        """The run that values are taken from; None where they come from none."""
+        """The run that provides the values; None if they come from no run."""
         return DIRECTIONS[self.direction][1] if self.patch == "source" else None
 
     @property
@@ -357,9 +357,9 @@ class Question(Runnable[Answer]):
         evaluator: str = "auto",
         progress: Progress | None = None,
     ) -> SweepPlan:
-        """Plan all sweeps together: what they will compute, and at what cost; nothing of it is computed.
+        """Plan all sweeps together, with their cost; nothing is computed.
 
-        `progress` is called with how many prompts are planned, and of how many.
+        `progress` is called with the number of planned prompts, and their total.
         """
         calibrate(self.model)  # people want to know how long it takes
         self._expect_room(lambda sweep: sweep.plan(max_memory, evaluator), max_memory)
@@ -411,15 +411,15 @@ class Question(Runnable[Answer]):
     def attribute(
         self, method: str, *, steps: int | None = None, seed: int = 0, steps_from: str | None = None
     ) -> QuestionAttribution:
-        """Estimate by gradients what every sweep would find: a job, see `Model.attribute`."""
+        """Return a job that estimates the result of every sweep by gradients; see `Model.attribute`."""
         return QuestionAttribution(self, with_steps_from(method, steps_from), steps, seed)
 
     # -- on some of the prompts ----------------------------------------------------------------
 
     def split(self, share: Any = 0.5, seed: Any = 0) -> tuple[Question, Question]:
-        """The same question of two parts of the prompts, drawn at random: a share of them, and the others.
+        """Split the question at random into two questions: on a share of the prompts, and on the others.
 
-        Raises PromptError where a part would have no prompt.
+        Raises PromptError if a part would have no prompt.
         """
         count = len(self.prompts.pairs)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
@@ -442,11 +442,11 @@ class Question(Runnable[Answer]):
     def faithfulness(
         self, top: int | Sequence[int] = (1, 2, 4, 8), *, share: float = 0.5, seed: int = 0, **how: Any
     ) -> HeldOut:
-        """Measure how much of the behaviour the strongest sites have on prompts that they were not found on.
+        """Measure how much of the behaviour the strongest sites recover on held-out prompts.
 
-        The sites are found on a `share` of the prompts, see `split`: those that move the metric furthest
-        towards the source, the first `top` of them, for each number. Each such set is patched together, in
-        the other prompts. `how` as in `run`.
+        The sites are found on a `share` of the prompts, see `split`: the `top` sites that move the metric
+        furthest towards the source, for each number in `top`. Each such set is patched together, in the other
+        prompts. `how` as in `run`.
         """
         counts = [top] if isinstance(top, int) else list(top)
         if self.source is None:
@@ -469,7 +469,7 @@ class Question(Runnable[Answer]):
         return HeldOut(sets, found, tried, on_found)
 
     def folder_of(self, out: Path, group: int) -> Path:
-        """Return the folder in which a group's sweep is stored."""
+        """Return the folder that stores a group's sweep."""
         return out if len(self.prompts.groups) == 1 else out / f"group-{group + 1}"
 
     # -- for pages and drawings --------------------------------------------------------------
@@ -525,7 +525,7 @@ class Question(Runnable[Answer]):
         return inside_of(base, result, story, self.prompts.tokenizer, self.numbers[0])
 
     def described(self) -> dict[str, Any]:
-        """All of it as plain values: equal questions have equal ones."""
+        """Return the question as plain values: equal questions have equal values."""
         return {
             "direction": self.direction,
             "patch": [self.patch, *([self.scale, self.seed] if self.patch == "noise" else [])],

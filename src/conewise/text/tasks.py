@@ -319,9 +319,9 @@ def _any(drawn: random.Random, words: Sequence[str]) -> str:
 
 @checked
 def make(name: str, model: Any, n: int = 100, *, seed: int = 0, split: str = "all") -> list[Row]:
-    """Draw `n` rows of a task for a model's tokenizer, or for a tokenizer; the same ones for the same seed.
+    """Draw `n` rows of a task for a model's tokenizer, or for a tokenizer; the same seed gives the same rows.
 
-    `split` is "all", or "train" or "test", which share no template. Raises PromptError where the task has no
+    `split` is "all", or "train" or "test", which share no template. Raises PromptError if the task has no
     well-formed prompts for this tokenizer, or fewer than `n`.
     """
     if name not in TASKS:
@@ -426,9 +426,9 @@ def write_csv(prompts: Any, model: Any, path: str | Path) -> Path:
 class TaskScore:
     """The accuracy of a model on a task, and its margin.
 
-    `accuracy` is the share of prompts with the mean logit of the answers above that of the wrong ones,
-    `corrupted` the same of the corrupted prompts, where few should; `logit_diff` is the mean difference,
-    `prob` the mean probability of all answers together.
+    `accuracy` is the share of prompts in which the mean logit of the answers exceeds that of the wrong
+    answers. `corrupted` is the same for the corrupted prompts, and should be small. `logit_diff` is the mean
+    difference, and `prob` the mean probability of all answers together.
     """
 
     prompts: int
@@ -446,7 +446,7 @@ class TaskScore:
 
 @checked
 def measure(model: Captured, prompts: Any) -> TaskScore:
-    """Measure how well a model does what some rows ask of it."""
+    """Measure the accuracy of a model on the rows of a task."""
     read = tokenize(as_pairs(prompts), model.tokenizer, as_written=True)
     capture_with(model, read)
     differences: dict[str, list[float]] = {"clean": [], "corrupted": []}
