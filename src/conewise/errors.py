@@ -119,7 +119,7 @@ class GraphError(ConewiseError):
 
 
 class UnknownSiteError(GraphError):
-    """A name that no site of the graph has."""
+    """No site of the graph has this name."""
 
     def __init__(self, site: object, known: Collection[str]) -> None:
         self.site = site
@@ -132,7 +132,7 @@ class UnknownSiteError(GraphError):
 
 
 class DuplicateSiteError(GraphError):
-    """A name that is already taken."""
+    """The name is already in use."""
 
     def __init__(self, site: str) -> None:
         self.site = site
@@ -143,7 +143,7 @@ class DuplicateSiteError(GraphError):
 
 
 class UnknownEdgeError(GraphError):
-    """Two sites that no edge joins."""
+    """No edge joins these two sites."""
 
     def __init__(self, reader: str, site: str, inputs: Sequence[str], readers: Sequence[str]) -> None:
         self.edge = (site, reader)
@@ -156,7 +156,7 @@ class UnknownEdgeError(GraphError):
 
 
 class CycleError(GraphError):
-    """A change that would close a cycle; `cycle` lists its sites, the first one repeated last."""
+    """The change would close a cycle; `cycle` lists its sites, the first one repeated last."""
 
     def __init__(self, cycle: Sequence[str]) -> None:
         self.cycle = tuple(cycle)
@@ -170,7 +170,7 @@ class CycleError(GraphError):
 
 
 class ArityError(GraphError):
-    """A rule that does not take as many inputs as it is given."""
+    """The rule does not accept this number of inputs."""
 
     def __init__(self, site: str, takes: str, given: Sequence[str]) -> None:
         self.site = site
@@ -182,19 +182,19 @@ class ArityError(GraphError):
 
 
 class BlockError(GraphError):
-    """A block that is not one input, one output, and something in between."""
+    """The block does not have exactly one input, one output, and at least one node between them."""
 
 
 class GradientError(GraphError):
-    """A gradient that cannot be built, or that a change of the graph would falsify."""
+    """A gradient cannot be built, or a change of the graph would invalidate it."""
 
 
 class InUseError(GraphError):
-    """A part of the graph that something else still depends on."""
+    """Another part of the graph still depends on this part."""
 
 
 class GraphChangedError(GraphError):
-    """The graph of a captured model was changed, and what is asked for is computed from its program."""
+    """The graph of a captured model was changed, and the request is computed from its program."""
 
     def __init__(self, what: str, model: str, sites: Sequence[str]) -> None:
         more = f" and {len(sites) - 3} more" if len(sites) > 3 else ""
@@ -209,7 +209,7 @@ class GraphChangedError(GraphError):
 
 
 class BusyError(GraphError):
-    """A change or a demand over a graph in the middle of another one, or a model that another thread uses."""
+    """A change or a demand started during another one, or another thread uses the model."""
 
     def __init__(self, action: str, during: str = "demand") -> None:
         if during == "demand":
@@ -232,11 +232,11 @@ class BusyError(GraphError):
 
 
 class WorldError(ConewiseError):
-    """The values of a world cannot be changed or read as asked."""
+    """The values of a world cannot be changed or read as requested."""
 
 
 class NotPatchedError(WorldError):
-    """A restore where nothing is patched."""
+    """A restore was requested for a site or an edge without a patch."""
 
     def __init__(self, what: str, patched: Iterable[str]) -> None:
         here = ", ".join(patched) or "nothing"
@@ -246,7 +246,7 @@ class NotPatchedError(WorldError):
 
 
 class NoValueError(WorldError):
-    """A source that has no value, met on the way to a demand."""
+    """A demand depends on a source without a value."""
 
     def __init__(self, site: str) -> None:
         self.site = site
@@ -257,7 +257,7 @@ class NoValueError(WorldError):
 
 
 class OpError(WorldError):
-    """A rule that raised. The site stays invalid; every other value stays as it was."""
+    """A rule raised an error. The site stays invalid; every other value is unchanged."""
 
     def __init__(self, site: str, inputs: Sequence[tuple[str, object]], cause: BaseException) -> None:
         self.site = site
@@ -271,11 +271,11 @@ class OpError(WorldError):
 
 
 class SitesNotKeptError(WorldError, ValueError):
-    """A ledger that keeps tallies only, asked for the sites."""
+    """The sites were requested from a ledger that keeps tallies only."""
 
 
 class ClosedWorldError(WorldError):
-    """A world that was dropped, or whose parent was."""
+    """The world was dropped, or its parent was."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -285,11 +285,11 @@ class ClosedWorldError(WorldError):
 
 
 class CaptureError(ConewiseError):
-    """The module cannot be captured as asked."""
+    """The module cannot be captured as requested."""
 
 
 class ControlFlowError(CaptureError):
-    """The module decides what to compute by looking at the values of tensors."""
+    """The control flow of the module depends on the values of tensors."""
 
     def __init__(self, module: str, reason: str) -> None:
         self.reason = reason
@@ -302,7 +302,7 @@ class ControlFlowError(CaptureError):
 
 
 class RandomnessError(CaptureError):
-    """The module draws random numbers, so that no two runs of it are equal."""
+    """The module draws random numbers, so no two runs of it are equal."""
 
     def __init__(self, module: str, ops: tuple[str, ...]) -> None:
         self.ops = ops
@@ -318,7 +318,7 @@ class InputMismatchError(CaptureError):
 
 
 class ModuleChangedError(CaptureError):
-    """The module computes something else than what was captured: its hooks, its `forward`, a setting."""
+    """The module no longer computes what was captured: its hooks, its `forward` or a setting changed."""
 
     def __init__(self, model: str, changes: Sequence[str]) -> None:
         more = f"; and {len(changes) - 4} more" if len(changes) > 4 else ""
@@ -330,35 +330,35 @@ class ModuleChangedError(CaptureError):
 
 
 class SiteError(ConewiseError):
-    """The places of a captured model, and what is put there."""
+    """A place of a captured model is invalid, or a value does not fit there."""
 
 
 class MissingSiteError(SiteError):
-    """The captured model has no such site; the message says why, where that is known."""
+    """The captured model has no such site; the message gives the reason if it is known."""
 
 
 class NotAPlaceError(SiteError, TypeError):
-    """Something that names no place: of the wrong type, as a layer that is no number."""
+    """The value does not name a place, e.g. because it has the wrong type or the layer is not a number."""
 
 
 class DictionaryError(SiteError):
-    """A dictionary that cannot be read, or that does not fit the place where it is spliced in."""
+    """A dictionary cannot be read, or does not fit the place at which it is spliced in."""
 
 
 class SurgeryError(SiteError):
-    """A surgery that a model does not allow: what is put in does not fit, or its place is gone."""
+    """The model does not allow a surgery: the replacement does not fit, or its place no longer exists."""
 
 
 class MetricError(ConewiseError):
-    """A metric that cannot be read off the outputs, or returns something else than numbers."""
+    """A metric cannot be computed from the outputs, or does not return numbers."""
 
 
 class SweepError(ConewiseError):
-    """A sweep that cannot be planned, run or resumed as asked."""
+    """A sweep cannot be planned, run or resumed as requested."""
 
 
 class BudgetError(SweepError):
-    """More memory than `max_memory` allows, however the work is cut. `least` is the least that would do."""
+    """The work needs more memory than `max_memory`, however it is split; `least` is what would fit."""
 
     def __init__(self, taken: str, budget: str, least: int) -> None:
         self.least = least
@@ -370,9 +370,9 @@ class BudgetError(SweepError):
 
 
 class IdentityError(SweepError):
-    """Something that a stored sweep depends on cannot be distinguished from what it may become.
+    """A dependency of a stored sweep cannot be identified reliably, because it can change.
 
-    `what` it is, and `where` it was found: a way of names from the value that was looked at.
+    `what` describes it, and `where` gives its location as a path of names from the value that was examined.
     """
 
     def __init__(self, where: str, what: str, *message: str | Argument) -> None:
@@ -381,33 +381,33 @@ class IdentityError(SweepError):
 
 
 class FleetError(SweepError):
-    """Workers that cannot be had, or that cannot be sent what a sweep needs."""
+    """Workers are unavailable, or cannot receive what a sweep needs."""
 
 
 class EdgeError(ConewiseError):
-    """Edges that a model does not have, or the parts of a stream that cannot be separated."""
+    """The model does not have these edges, or the parts of a stream cannot be separated."""
 
 
 class DecompositionError(ConewiseError):
-    """A residual stream, logits or attention that cannot be taken apart as asked."""
+    """A residual stream, logits or attention cannot be decomposed as requested."""
 
 
 class CircuitError(ConewiseError):
-    """A circuit that cannot be made, read, compared or evaluated as asked."""
+    """A circuit cannot be created, read, compared or evaluated as requested."""
 
 
 class FormatError(ConewiseError):
-    """A file that another version of conewise wrote, in a format that this one does not read."""
+    """A file has the format of another version of conewise, which this version does not read."""
 
 
 class PatchError(SiteError):
-    """A value that cannot be put where it was meant to go."""
+    """A value cannot be patched into the requested place."""
 
 
 class OtherModelError(SweepError, PatchError, CircuitError, DictionaryError):
-    """A run, or an intervention that reads runs, of another captured model than the one that is asked.
+    """A run, or an intervention that reads runs, belongs to another captured model.
 
-    Sweeps, patches, circuits and dictionaries refuse it alike, so it is an error of each.
+    Sweeps, patches, circuits and dictionaries refuse it alike, so it is a subclass of the error of each.
     """
 
     def __init__(self, what: str, found: str, expected: str) -> None:
@@ -419,43 +419,43 @@ class OtherModelError(SweepError, PatchError, CircuitError, DictionaryError):
 
 
 class WeightsChangedError(PatchError):
-    """The weights are no longer those of a run, or no longer those that were captured."""
+    """The weights differ from those of a run, or from those that were captured."""
 
 
 class NoEffectWarning(UserWarning):
-    """A patch that changes nothing of what was asked for."""
+    """A patch does not change any requested value."""
 
 
 class InexactCaptureWarning(UserWarning):
-    """A captured graph that does not compute what its module computes, to the last bit."""
+    """A captured graph does not reproduce its module's outputs bit for bit."""
 
 
 class UnhookedWarning(UserWarning):
-    """Cells that no hook on the module could run again, compared with the captured program alone."""
+    """Cells cannot be re-run by hooks on the module, and were compared with the captured program."""
 
 
 class UnusedWeightsWarning(UserWarning):
-    """Weights of a file that the model has no place for, as its config describes it."""
+    """Weights of a file have no place in the model that its config describes."""
 
 
 class NonFiniteWeightsWarning(UserWarning):
-    """Weights of a file that are NaN or infinite, so that what they go into is as well."""
+    """Weights of a file are NaN or infinite, and so are the values computed from them."""
 
 
 class PromptWarning(UserWarning):
-    """Something that a careful person would want to know of how texts were read."""
+    """The texts were read in a way that can affect the result."""
 
 
 class LoadError(ConewiseError):
-    """A model that cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
+    """A model cannot be loaded: not found, damaged, of an unknown kind, or not safe to read."""
 
 
 class PromptError(ConewiseError):
-    """Prompts and answers that cannot be read, or that cannot be asked of this model as they are."""
+    """Prompts and answers cannot be read, or do not suit this model."""
 
 
 class OutOfMemoryError(ConewiseError):
-    """Something that takes more memory than there is, or than this process may have."""
+    """The work needs more memory than is available to this process."""
 
     def __init__(self, doing: str, cause: BaseException) -> None:
         said = (str(cause).strip().splitlines() or [""])[0]
@@ -471,7 +471,7 @@ class OutOfMemoryError(ConewiseError):
 
 
 class MissingPackageError(ConewiseError, ImportError):
-    """A package that is not installed here. `extra` is that of conewise which brings it, "" for none."""
+    """A required package is not installed. `extra` is the extra of conewise that installs it, "" for none."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package, self.extra = package, extra
@@ -483,15 +483,15 @@ class MissingPackageError(ConewiseError, ImportError):
 
 
 class TheoryError(ConewiseError, ValueError):
-    """A question that the closed forms have no answer to."""
+    """The closed forms do not cover the question."""
 
 
 class ArgumentError(ConewiseError, TypeError, ValueError):
-    """An argument of a type, or outside of the range, that the function takes."""
+    """An argument has the wrong type, or is outside of the range that the function accepts."""
 
 
 class UnknownExperimentError(ConewiseError, ValueError):
-    """A name that no experiment has."""
+    """No experiment has this name."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name

@@ -61,7 +61,7 @@ class HookPoint:
         level: int | None = None,
         prepend: bool = False,
     ) -> Handle:
-        """Call a function with this value from now on, until `reset_hooks`; permanent ones stay even then."""
+        """Call a function with this value from now on, until `reset_hooks`, or longer if permanent."""
         if not callable(hook):
             raise TypeError(f"a hook is a function (value, hook), and {hook!r} is none.")
         handle = Handle(hook, is_permanent, level)
@@ -70,18 +70,18 @@ class HookPoint:
         return handle
 
     def add_perma_hook(self, hook: HookFunction, dir: str = "fwd") -> Handle:
-        """Call a function with this value from now on; `reset_hooks` leaves it."""
+        """Call a function with this value from now on; `reset_hooks` does not remove it."""
         return self.add_hook(hook, dir, is_permanent=True)
 
     def remove(self, handle: Handle) -> None:
-        """Take one function away again."""
+        """Remove one function."""
         for functions in (self.fwd_hooks, self.bwd_hooks):
             functions[:] = [one for one in functions if one is not handle]
 
     def remove_hooks(
         self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Take functions away: those of a direction ("both" for all), of one level where one is given."""
+        """Remove functions: those of a direction ("both" for all), and of one level if one is given."""
         for one in DIRECTIONS if dir == "both" else (dir,):
             functions = self._of(one)
             functions[:] = [
@@ -94,7 +94,7 @@ class HookPoint:
     def has_hooks(
         self, dir: str = "both", including_permanent: bool = True, level: int | None = None
     ) -> bool:
-        """True if there are functions here."""
+        """Return True if functions are attached here."""
         return any(
             (including_permanent or not handle.is_permanent) and (level is None or handle.level == level)
             for one in (DIRECTIONS if dir == "both" else (dir,))
@@ -144,7 +144,7 @@ Hooks = Sequence[tuple[NameOrFilter, HookFunction]]
 
 
 class HookRegistry:
-    """A model whose named values functions are called with. `hook_dict` has a point for every name."""
+    """A model with functions on named values. `hook_dict` has a point for every name."""
 
     cfg: Any
     table: HookTable
@@ -164,12 +164,12 @@ class HookRegistry:
         level: int | None = None,
         prepend: bool = False,
     ) -> None:
-        """Call a function with the value of a name, or of all that a filter takes, until `reset_hooks`."""
+        """Call a function with the value of a name, or of all names of a filter, until `reset_hooks`."""
         for point in self._points(name, dir):
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: NameOrFilter, hook: HookFunction, dir: str = "fwd") -> None:
-        """The same until `reset_hooks(including_permanent=True)`."""
+        """Call a function as `add_hook` does, until `reset_hooks(including_permanent=True)`."""
         self.add_hook(name, hook, dir, is_permanent=True)
 
     def reset_hooks(
@@ -179,7 +179,7 @@ class HookRegistry:
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         if clear_contexts:
             self.clear_contexts()
         self.remove_all_hook_fns(direction, including_permanent, level)
@@ -187,7 +187,7 @@ class HookRegistry:
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
-        """Take all hooks away, and leave what they kept in `ctx`."""
+        """Remove all hooks, and keep the contents of `ctx`."""
         for point in self.hook_dict.values():
             point.remove_hooks(direction, including_permanent, level)
 
@@ -204,7 +204,7 @@ class HookRegistry:
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Self]:
-        """The model with these hooks on, for the length of a block; with False, they stay on after it."""
+        """Add these hooks for a `with` block; with `reset_hooks_end=False`, they stay after it."""
         added: list[tuple[HookPoint, Handle]] = []
         self.context_level += 1
         try:
@@ -230,7 +230,7 @@ class HookRegistry:
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], Hooks, Hooks]:
-        """A dictionary, and hooks that fill it when the model runs: forward, and backward with "_grad"."""
+        """Return a dictionary, and hooks that fill it in forward and, with "_grad", backward passes."""
         kept: dict[str, Tensor] = {} if cache is None else cache
         is_wanted = as_filter(names_filter, self.table.full)
 
@@ -251,7 +251,7 @@ class HookRegistry:
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """A dictionary that is filled whenever the model runs, until `reset_hooks`."""
+        """Return a dictionary that is filled whenever the model runs, until `reset_hooks`."""
         kept, forward, backward = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim, cache
         )

@@ -90,11 +90,11 @@ class HookedModel(HookRegistry, HookedText):
     """A Hugging Face model under the names of TransformerLens's HookedTransformer.
 
     `HookedModel(cw.load("gpt2", attn_implementation="eager"))`, or `HookedModel(module, tokenizer)`. The
-    module is captured, and stays as it is: nothing is folded, centred or split in its weights, and no hook is
-    left on it. `captured` is the captured model, on which all else of Conewise works.
+    module is captured and not changed: its weights are not folded, centred or split, and no hook is left on
+    it. `captured` is the captured model, which works with the rest of Conewise.
 
-    Hooks are called between the steps of a run that is kept: a second call on the same tokens computes only
-    what lies behind them.
+    Hooks are called between the steps of a cached run: a second call on the same tokens computes only the
+    values downstream of the hooks.
     """
 
     def __init__(
@@ -192,10 +192,10 @@ class HookedModel(HookRegistry, HookedText):
         clear_contexts: bool = False,
         **others: Any,
     ) -> tuple[Any, Any]:
-        """Return what calling the model returns, and a cache of its activations by hook names.
+        """Return the model's output, and a cache of its activations by hook names.
 
-        Values are read off the run when they are asked for, except with `names_filter`, `pos_slice` or
-        `device`: then just those that pass are kept, and the run is not. Hooks that are on are in force.
+        Values are read from the run when they are requested, except with `names_filter`, `pos_slice` or
+        `device`: then only the selected values are kept, and the run is not. Added hooks apply.
         """
         _expect_no_more(others)
         _expect_return_type(return_type)
@@ -231,10 +231,10 @@ class HookedModel(HookRegistry, HookedText):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """Call the model while functions `hook(value, hook)` are called with named values.
+        """Call the model with functions `hook(value, hook)` that are called with named values.
 
-        A name is a hook's name or a function of names. What a function returns takes the value's place; where
-        it returns None, the value stands as it was left, written to or not.
+        A name is a hook's name or a function of names. The return value of a function replaces the value; if
+        it returns None, the value is used as the function left it, including in-place writes.
         """
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return self(*model_args, **model_kwargs)
@@ -242,7 +242,7 @@ class HookedModel(HookRegistry, HookedText):
     def input_tokens(
         self, given: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> Tensor:
-        """Return what the model was given as tokens [prompt, pos]."""
+        """Return the model's input as tokens [prompt, pos]."""
         if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], str)):
             return self.to_tokens(given, prepend_bos, padding_side)
         tokens = torch.as_tensor(given)
@@ -256,7 +256,7 @@ class HookedModel(HookRegistry, HookedText):
         return (tokens[None] if tokens.ndim == 1 else tokens).to(self.cfg.device, torch.long)
 
     def reading(self, tokens: Any) -> Reading:
-        """The run on text or tokens, patched with the hooks that are on: what sweeps begin with."""
+        """Return the run on text or tokens, patched with the added hooks; sweeps start from it."""
         run = self._run(self.input_tokens(tokens))
         changes = {name: point.called for name, point in self.hook_dict.items() if point.has_hooks("fwd")}
         if not changes:
@@ -380,37 +380,37 @@ class HookedModel(HookRegistry, HookedText):
         return entry.layer < layer if entry.layer is not None else not name.startswith("ln_final")
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Let caches list what each head adds to the stream. It can be read and hooked at any time."""
+        """List each head's contribution to the stream in caches. It can be read and hooked at any time."""
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Let caches list what each head reads. It can be read and hooked at any time."""
+        """List the input of each head in caches. It can be read and hooked at any time."""
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Let caches list what queries, keys and values are made of. It can be hooked at any time."""
+        """List the inputs of queries, keys and values in caches. They can be hooked at any time."""
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Let caches list what the norm in front of each MLP reads. It can be hooked at any time."""
+        """List the input of the norm before each MLP in caches. It can be hooked at any time."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     def loss_fn(
         self, logits: Tensor, tokens: Tensor, attention_mask: Tensor | None = None, per_token: bool = False
     ) -> Tensor:
-        """The loss of the next token."""
+        """Return the next-token loss."""
         return lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
 
     def eval(self) -> HookedModel:
-        """The model itself: it is in eval mode."""
+        """Return the model itself, which is always in eval mode."""
         return self
 
     def parameters(self) -> Any:
-        """The module's parameters."""
+        """Return the module's parameters."""
         return self.module.parameters()
 
     def named_parameters(self) -> Any:
-        """The module's parameters by its own names."""
+        """Return the module's parameters by its own names."""
         return self.module.named_parameters()
 
 

@@ -12,13 +12,13 @@ Tensor = torch.Tensor
 
 
 class HookedText(HookedWeights):
-    """A model that reads text: `cfg` says whether a token of the beginning is put in front by default."""
+    """A model that reads text: `cfg` selects if a BOS token is prepended by default."""
 
     _tokenizer: Any
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer. Raises ValueError where there is none."""
+        """The tokenizer. Raises ValueError if there is none."""
         if self._tokenizer is None:
             raise ValueError(
                 "this model has no tokenizer, so it reads no text: give tokens, or the tokenizer, "
@@ -34,9 +34,9 @@ class HookedText(HookedWeights):
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Tensor:
-        """Return tokens [prompt, pos], the token of the beginning in front unless `prepend_bos` is False.
+        """Return tokens [prompt, pos], with the BOS token prepended unless `prepend_bos` is False.
 
-        Prompts of different lengths are padded on the right, where no earlier position sees it.
+        Prompts of different lengths are padded on the right, so that no earlier position attends to padding.
         """
         texts = [input] if isinstance(input, str) else list(input)
         if not texts or not all(isinstance(one, str) for one in texts):
@@ -89,7 +89,7 @@ class HookedText(HookedWeights):
         return [self._decoded([number]) for number in numbers.tolist()]
 
     def to_single_token(self, string: str) -> int:
-        """Return the token of a text that is one. Raises AssertionError where it is none or several."""
+        """Return the token of a single-token text. Raises AssertionError for no token or several."""
         numbers = self._row(string, prepend_bos=False)
         if len(numbers) != 1:
             parts = ", ".join(repr(self._decoded([number])) for number in numbers)
@@ -100,7 +100,7 @@ class HookedText(HookedWeights):
         return numbers[0]
 
     def to_single_str_token(self, int_token: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return str(self.to_str_tokens([int(int_token)])[0])
 
     def get_token_position(
@@ -111,7 +111,7 @@ class HookedText(HookedWeights):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
     ) -> int:
-        """The first, or the last, position of a token in a prompt."""
+        """Return the first, or the last, position of a token in a prompt."""
         if mode not in {"first", "last"}:
             raise ValueError(f"mode is 'first' or 'last', and {mode!r} is neither.")
         tokens = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
@@ -124,7 +124,7 @@ class HookedText(HookedWeights):
         return int(where[0 if mode == "first" else -1])
 
     def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
-        """The columns of W_U of tokens, [..., d_model]: what the final norm's output is multiplied with."""
+        """Return the columns of W_U for tokens, [..., d_model], which multiply the final norm's output."""
         if isinstance(tokens, str):
             tokens = self.to_single_token(tokens)
         numbers = torch.as_tensor(tokens, device=self.cfg.device)

@@ -127,10 +127,10 @@ def _with_arguments(module: ProgramModule, signature: inspect.Signature) -> Meth
 
 
 class ProgramModule(nn.Module):
-    """A captured program as a module: what it computes is what the model computed, bit for bit.
+    """A captured program as a module: it computes the outputs of the model, bit for bit.
 
-    Its weights are parameters and buffers of the names that they have in the model; they are shared with it
-    until one of the two is moved, copied or trained. It has nothing that the program does not need.
+    Its weights are parameters and buffers under the names that they have in the model. They are shared with
+    the model until one of the two is moved, copied or trained. It holds only weights that the program needs.
     """
 
     def __init__(self, program: Program, signature: Signature) -> None:

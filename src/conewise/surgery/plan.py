@@ -66,10 +66,10 @@ def _is_same(one: Record, other: Record) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step costs: in its turn (`recomputed`), and on a model of its own (`isolated`).
+    """The cost of one step: in its turn (`recomputed`), and on a model of its own (`isolated`).
 
-    `fresh` records are new, `invalid` ones lose their value, `removed` ones are needed no more. All that is
-    counted are evaluations of records by one demand of the outputs behind the step.
+    `fresh` records are new, `invalid` records lose their value, `removed` records are no longer needed. All
+    counts are evaluations of records by one demand of the outputs after the step.
     """
 
     step: str
@@ -82,12 +82,12 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class SurgeryPlan:
-    """The costs of a surgery, each step followed by a demand of the outputs, or all of them by one.
+    """The costs of a surgery, with a demand of the outputs after each step, or one demand after all.
 
-    `interleaved` is the sum over the steps in their turn, `isolated` that over copies of the model,
-    `overcount` what the order costs beyond it. `batched` is one demand after all steps, in any order.
-    `orders` are the extremes over all orders of the steps that are grafts, `grafts`, by their numbers; None
-    where two of them are at one place. `operations` counts the records before and after.
+    `interleaved` is the sum over the steps in their order, `isolated` the sum over separate copies of the
+    model, and `overcount` the excess of the first over the second. `batched` is one demand after all steps,
+    in any order. `orders` are the extremes over all orders of the steps that are grafts, `grafts`, by their
+    numbers; None if two of them are at one place. `operations` counts the records before and after.
     """
 
     steps: tuple[StepCost, ...]
@@ -108,7 +108,7 @@ class SurgeryPlan:
 
     @property
     def overcount(self) -> int:
-        """What the order costs: less than nothing where a step removes what later ones would compute."""
+        """The excess cost of the order; negative if a step removes records that later steps would compute."""
         return self.interleaved - self.isolated
 
     def order(self, which: str) -> tuple[int, ...]:

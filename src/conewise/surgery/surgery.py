@@ -46,11 +46,11 @@ class Surgery:
     steps: tuple[Step | SpliceStep, ...] = ()
 
     def prune(self, place: PlaceLike | Places, *, value: Any = "zero", over: Any = None) -> Surgery:
-        """Take something out: a head, neurons, channels, a whole value, all that a layer adds to the stream.
+        """Remove a head, neurons, channels, a whole value, or everything that a layer adds to the stream.
 
         `place` is a site or a part of one, or the path of a layer. It is replaced by `value`: "zero", a
-        number, a tensor that fits the part, or "mean": its mean over the inputs `over`, or over the
-        example of the capture. What nothing needs any more is removed.
+        number, a tensor that fits the part, or "mean": its mean over the inputs `over`, or over the example
+        of the capture. Parts that are no longer needed are removed.
         """
         places = place if isinstance(place, Places) else (as_place(place),)
         return self._with(*(Prune(one, value, over) for one in places))
@@ -58,10 +58,10 @@ class Surgery:
     def graft(
         self, at: PlaceLike | tuple[PlaceLike, PlaceLike], block: Callable[..., Any], *, name: str = ""
     ) -> Surgery:
-        """Put a block behind a value x, whose readers read block(x) instead: a module or a function.
+        """Insert a block, a module or a function, after a value x; its readers then read block(x).
 
-        `at` is a site, or an edge: a site, and who reads it there, as a module's path or a site. The
-        block's module and its sites, `name.input` and `name.output`, are found by the `name`.
+        `at` is a site, or an edge: a site and its reader, as a module's path or a site. The block's module
+        and its sites, `name.input` and `name.output`, are found by the `name`.
         """
         match at:
             case (site, reader) if not isinstance(reader, int):
@@ -97,26 +97,26 @@ class Surgery:
         also: Sequence[str] = (),
         skips: bool | None = None,
     ) -> Surgery:
-        """Put a dictionary at a place; see `Model.splice`."""
+        """Splice a dictionary in at a place; see `Model.splice`."""
         return self._with(splice_step(place, dictionary, encode, decode, reads, name, also, skips))
 
     def compact(self) -> Surgery:
-        """Remove the rows and columns of weights that serve nothing but what was pruned to zero.
+        """Remove the rows and columns of weights that only serve parts that were pruned to zero.
 
-        Heads, neurons and channels that are left are numbered anew. Keys and values that heads share stay
-        until all of these are pruned. The outputs are those with zeros, up to the order of sums, and
-        `to_module()` is smaller by what was removed.
+        The remaining heads, neurons and channels are renumbered. Shared keys and values stay until all heads
+        that share them are pruned. The outputs equal those with zeros, up to the order of sums, and
+        `to_module()` is smaller by the removed weights.
         """
         return self._with(Compact())
 
     def undo(self) -> Surgery:
-        """The surgery without its last step."""
+        """Return the surgery without its last step."""
         if not self.steps:
             raise SurgeryError("there is no step to undo: this surgery is empty.")
         return Surgery(self.steps[:-1])
 
     def apply(self, model: Model) -> Model:
-        """The model that the surgery makes of this one. Raises SurgeryError where a step does not fit."""
+        """Return the model after the surgery. Raises SurgeryError if a step does not fit."""
         model._capture_for(None)
         for number, step in enumerate(self.steps):
             with self._telling(number):
@@ -125,21 +125,22 @@ class Surgery:
         return model
 
     def plan(self, model: Model) -> SurgeryPlan:
-        """The costs of the surgery on a model: what each step makes invalid, and what is computed again.
+        """Return the costs of the surgery on a model: the records that each step invalidates and recomputes.
 
-        In the steps' own order with a demand of the outputs after each, on copies of their own, in one batch,
-        and in the best and the worst order of grafts. What is put in is captured; no run is computed.
+        Costs are counted in the steps' own order with a demand of the outputs after each, on separate copies,
+        in one batch, and in the best and the worst order of grafts. The inserted parts are captured; no run
+        is computed.
         """
         model._capture_for(None)
         return plan(model, self.steps, self._telling)
 
     def save(self, folder: str | Path) -> None:
-        """Write the surgery: its steps as text, code by its name, weights in safetensors."""
+        """Save the surgery: its steps as text, code by its name, weights in safetensors."""
         write(self.steps, folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> Surgery:
-        """Read a saved surgery. This imports code by name: only load files that you trust."""
+        """Load a saved surgery. This imports code by name: only load files that you trust."""
         return cls(read(folder))
 
     @contextmanager
