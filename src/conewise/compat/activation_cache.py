@@ -199,15 +199,15 @@ class ActivationCache:
         return len(self.cache_dict)
 
     def keys(self) -> KeysView[str]:
-        """The full names."""
+        """Return the full names."""
         return self.cache_dict.keys()
 
     def values(self) -> ValuesView[Tensor]:
-        """The tensors."""
+        """Return the tensors."""
         return self.cache_dict.values()
 
     def items(self) -> ItemsView[str, Tensor]:
-        """Names and tensors."""
+        """Return names and tensors."""
         return self.cache_dict.items()
 
     def __repr__(self) -> str:
@@ -215,21 +215,21 @@ class ActivationCache:
 
     @property
     def has_embed(self) -> bool:
-        """True if it has the embeddings of tokens."""
+        """True if the cache has token embeddings."""
         return "hook_embed" in self.cache_dict
 
     @property
     def has_pos_embed(self) -> bool:
-        """True if it has the embeddings of positions."""
+        """True if the cache has positional embeddings."""
         return "hook_pos_embed" in self.cache_dict
 
     def to(self, device: Any) -> ActivationCache:
-        """The same with every tensor on another device; this cache is changed, and returned."""
+        """Move every tensor to another device, in place, and return this cache."""
         self.cache_dict = {name: value.to(device) for name, value in self.items()}
         return self
 
     def remove_batch_dim(self) -> ActivationCache:
-        """The same without the dimension of prompts, of which there has to be one; this cache is changed."""
+        """Remove the batch dimension, which must have length 1, in place, and return this cache."""
         if self.has_batch_dim:
             for name, value in self.items():
                 if value.shape[0] != 1:
@@ -242,7 +242,7 @@ class ActivationCache:
         return self
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> ActivationCache:
-        """A cache of some of the prompts."""
+        """Return a cache of some of the prompts."""
         chosen = Slice(batch_slice)
         if not self.has_batch_dim and chosen.mode != "identity":
             raise AssertionError("this cache has no dimension of prompts to select from.")
@@ -260,11 +260,12 @@ class ActivationCache:
         mlp_input: bool = False,
         return_labels: bool = False,
     ) -> Stack:
-        """The stream as it enters each block up to `layer`, [component, ..., d_model]; by default all of it.
+        """Return the stream at the input of each block up to `layer`, [component, ..., d_model].
 
-        `incl_mid`: and between attention and MLP. `mlp_input`: and in the middle of the block `layer`. With
-        `apply_ln` for the whole stream, the final norm is applied to each by itself, gain and bias included,
-        as for a logit lens; for an earlier layer, see `apply_ln_to_stack`.
+        By default, all layers are included. `incl_mid` adds the stream between attention and MLP; `mlp_input`
+        adds the middle of the block `layer`. With `apply_ln` for the whole stream, the final norm is applied
+        to each entry by itself, gain and bias included, as for a logit lens; for an earlier layer, see
+        `apply_ln_to_stack`.
         """
         last, at = self._layers(layer), Slice(pos_slice)
         names: list[tuple[tuple[str, int], str]] = []
@@ -291,9 +292,9 @@ class ActivationCache:
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Stack:
-        """Return what was added to the stream before `layer`, [component, ..., d_model]: these add up to it.
+        """Return the terms of the stream before `layer`, [component, ..., d_model]; they add up to it.
 
-        They are the embeddings and the outputs of attention and MLPs; `mode` "attn" or "mlp" leaves out the
+        They are the embeddings and the outputs of attention and MLPs; `mode` "attn" or "mlp" omits the
         others. `mlp_input` adds the attention of `layer` itself.
         """
         if mode not in {"all", "attn", "mlp"}:
@@ -322,11 +323,11 @@ class ActivationCache:
         pos_slice: Any = None,
         apply_ln: bool = False,
     ) -> Stack:
-        """Return what each head before `layer` adds to the stream, [layer · head, ..., d_model]: no biases.
+        """Return the contribution of each head before `layer` to the stream, [layer · head, ..., d_model].
 
-        Where attention is normed or scaled on its way into the stream (Gemma 2, OLMo 2, Granite), so are its
-        heads, with the scale of the run; `cache["result", 3]` is what they are before that.
-        `incl_remainder` adds all the rest of the stream at that place, so that the stack adds up to it.
+        Biases are not included. If attention is normed or scaled before it is added to the stream (Gemma 2,
+        OLMo 2, Granite), so are its heads, with the scale of the run; `cache["result", 3]` holds them before
+        that. `incl_remainder` adds the rest of the stream at that place, so that the stack adds up to it.
         """
         last, at = self._layers(layer), Slice(pos_slice)
         parts = [self._heads(number, at) for number in range(last)]
@@ -340,7 +341,7 @@ class ActivationCache:
     def stack_activation(
         self, activation_name: str, layer: int | None = -1, sublayer_type: str | None = None
     ) -> Tensor:
-        """One kind of activation in every layer before `layer`, [layer, ...]."""
+        """Return one kind of activation in every layer before `layer`, [layer, ...]."""
         last = self._layers(layer)
         return torch.stack([self._peek((activation_name, number, sublayer_type)) for number in range(last)])
 
@@ -351,10 +352,11 @@ class ActivationCache:
         pos_slice: Any = None,
         project_output_onto: Tensor | None = None,
     ) -> Tensor:
-        """Return what each neuron of a layer adds to the stream, [..., neuron, d_model], without the bias.
+        """Return the contribution of each neuron of a layer to the stream, [..., neuron, d_model].
 
-        Where the MLP is normed or scaled on its way into the stream, so are its neurons, with the scale of
-        the run. With `project_output_onto`, [d_model] or [d_model, n], the product with that.
+        The bias is not included. If the MLP is normed or scaled before it is added to the stream, so are its
+        neurons, with the scale of the run. With `project_output_onto`, [d_model] or [d_model, n], the product
+        with it is returned.
         """
         neurons, at = Slice(neuron_slice), Slice(pos_slice)
         active = neurons.apply(at.apply(self._peek(("post", layer)), -2), -1)
@@ -376,7 +378,7 @@ class ActivationCache:
         incl_remainder: bool = False,
         apply_ln: bool = False,
     ) -> Stack:
-        """Return what each neuron before `layer` adds to the stream, [layer · neuron, ..., d_model]."""
+        """Return the contribution of each neuron before `layer`, [layer · neuron, ..., d_model]."""
         last, at = self._layers(layer), Slice(pos_slice)
         neurons = Slice.unwrap(neuron_slice)
         parts = [self.get_neuron_results(n, neurons, pos_slice).movedim(-2, 0) for n in range(last)]
@@ -397,7 +399,7 @@ class ActivationCache:
         pos_slice: Any = None,
         return_labels: bool = False,
     ) -> Stack:
-        """The stream before `layer` as heads, neurons (or MLPs), embeddings and biases: they add up to it."""
+        """Return heads, neurons (or MLPs), embeddings and biases that add up to the stream before `layer`."""
         self._expect_sum()
         last, at = self._layers(layer), Slice(pos_slice)
         heads, labels = self.stack_head_results(last + mlp_input, return_labels=True, pos_slice=pos_slice)
@@ -434,14 +436,13 @@ class ActivationCache:
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Tensor:
-        """Parts of the stream as the norm in front of a layer passes them on, with the scale of the run.
+        """Apply the norm before a layer to parts of the stream, with the scale of the run.
 
-        That is linear: the parts of a whole add up to what the norm makes of it, less its bias. `layer` None,
-        -1 or n_layers is the unembedding's norm. The gain is applied, as it is not folded into the weights
-        that come next. With `recompute_ln`, for the final norm alone, each part is normed by itself, as it
-        is.
+        This is linear: the parts of a whole add up to the norm's output minus its bias. `layer` None, -1 or
+        n_layers is the unembedding's norm. The gain is applied, as it is not folded into the weights that
+        come next. With `recompute_ln`, for the final norm alone, each part is normed by itself.
 
-        The stack has had `pos_slice` applied to it already, and `batch_slice` not.
+        `pos_slice` has already been applied to the stack, and `batch_slice` has not.
         """
         self._expect_sum()
         last = self._layers(layer)
@@ -467,12 +468,13 @@ class ActivationCache:
         batch_slice: Any = None,
         has_batch_dim: bool = True,
     ) -> Tensor:
-        """Return what each part of the stream adds to the logits of tokens, through the run's final norm.
+        """Return the contribution of each part of the stream to the logits of tokens.
 
-        With `incorrect_tokens`, to the difference of the two. Tokens are text, a number, one for each prompt
-        [prompt], or [prompt, pos]. The parts of the whole stream add up to the logit less the share of
-        biases: the final norm's, and the unembedding's. Logits are meant as the unembedding makes them: what
-        scales them (Cohere, Granite) or caps them (Gemma 2) behind it is left out.
+        Parts pass through the run's final norm. With `incorrect_tokens`, the result is the contribution to
+        the difference of the two logits. Tokens are text, a number, one for each prompt [prompt], or [prompt,
+        pos]. The parts of the whole stream add up to the logit minus the share of biases: the final norm's,
+        and the unembedding's. Logits are those of the unembedding: later scales (Cohere, Granite) or caps
+        (Gemma 2) are not applied.
         """
         directions = self.model.tokens_to_residual_directions(tokens)
         if incorrect_tokens is not None:
@@ -498,13 +500,13 @@ class ActivationCache:
             ) from error
 
     def compute_head_results(self) -> None:
-        """Put what each head adds to the stream into the cache; that of a run has it already."""
+        """Add the contribution of each head to the cache; the cache of a run has it already."""
         if not isinstance(self.cache_dict, RunValues):
             made = {f"blocks.{n}.attn.hook_result": self._result(n) for n in range(self.model.cfg.n_layers)}
             self.cache_dict = {**self.cache_dict, **made}
 
     def toggle_autodiff(self, mode: bool = False) -> None:
-        """Switch torch's recording of gradients on or off, for all of the program."""
+        """Switch torch's recording of gradients on or off: `torch.set_grad_enabled(mode)`."""
         torch.set_grad_enabled(mode)
 
     # -- parts of these --------------------------------------------------------------------------------

@@ -194,12 +194,12 @@ class HookedWeights:
 
     @property
     def W_gate(self) -> Tensor | None:
-        """[layer, d_model, d_mlp] of a gated MLP, what is activated; None of another one."""
+        """The gate weights of a gated MLP, [layer, d_model, d_mlp]; None for other MLPs."""
         return self._of_gate("W_gate")
 
     @property
     def b_gate(self) -> Tensor | None:
-        """[layer, d_mlp] of a gated MLP; None of another one."""
+        """The gate biases of a gated MLP, [layer, d_mlp]; None for other MLPs."""
         return self._of_gate("b_gate")
 
     def _of_gate(self, name: str) -> Tensor | None:
@@ -211,12 +211,12 @@ class HookedWeights:
 
     @property
     def W_E(self) -> Tensor:
-        """[d_vocab, d_model]."""
+        """The token embedding, [d_vocab, d_model]."""
         return _weight(self._embedding("get_input_embeddings", "W_E"), "W_E").detach()
 
     @property
     def W_pos(self) -> Tensor:
-        """[n_ctx, d_model], where positions are embedded by a table."""
+        """The positional embedding table, [n_ctx, d_model], if the model has one."""
         path = self.table.pos_table
         if path is None:
             raise AttributeError(
@@ -230,17 +230,17 @@ class HookedWeights:
 
     @property
     def W_E_pos(self) -> Tensor:
-        """[d_vocab + n_ctx, d_model]: both tables, one behind the other."""
+        """The token and positional embeddings, concatenated: [d_vocab + n_ctx, d_model]."""
         return torch.cat([self.W_E, self.W_pos])
 
     @property
     def W_U(self) -> Tensor:
-        """[d_model, d_vocab]."""
+        """The unembedding, [d_model, d_vocab]."""
         return _weight(self._embedding("get_output_embeddings", "W_U"), "W_U").detach().T
 
     @property
     def b_U(self) -> Tensor:
-        """[d_vocab]."""
+        """The unembedding's bias, [d_vocab]."""
         head = self._embedding("get_output_embeddings", "b_U")
         bias = getattr(head, "bias", None)
         if isinstance(bias, Tensor):
@@ -319,7 +319,7 @@ class HookedWeights:
 
     @property
     def ln_final(self) -> NormPart:
-        """The norm in front of the unembedding; call it with a stream."""
+        """The norm before the unembedding; call it with a stream."""
         norm = self.table.norms.get("ln_final")
         if norm is None:
             raise AttributeError("this model has no ln_final: no norm reads the end of its stream.")
@@ -327,18 +327,18 @@ class HookedWeights:
 
     @property
     def unembed(self) -> Part:
-        """The last product: called with the normed stream, it returns logits [..., d_vocab]."""
+        """The unembedding: called with the normed stream, it returns logits [..., d_vocab]."""
         weights = {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U}
         return Part("unembed", self.hook_dict, weights, function=lambda x: x @ self.W_U + self.b_U)
 
     @property
     def embed(self) -> Part:
-        """The table of tokens: called with tokens, it returns their rows of W_E, [..., d_model]."""
+        """The token embedding: called with tokens, it returns their rows of W_E, [..., d_model]."""
         return Part("embed", self.hook_dict, {"W_E": lambda: self.W_E}, function=lambda of: self.W_E[of])
 
     @property
     def pos_embed(self) -> Part:
-        """The table of positions: called with tokens [prompt, pos], it returns their positions' rows."""
+        """The positional embedding: called with tokens [prompt, pos], it returns their positions' rows."""
 
         def rows(tokens: Tensor) -> Tensor:
             return self.W_pos[: tokens.shape[-1]].expand(*tokens.shape, -1)
@@ -347,7 +347,7 @@ class HookedWeights:
 
     @property
     def all_head_labels(self) -> list[str]:
-        """L0H0, L0H1, ..."""
+        """The labels of all heads: L0H0, L0H1, ..."""
         return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
 
 

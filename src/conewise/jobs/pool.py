@@ -133,14 +133,14 @@ class Pool(ABC):
 
     @abstractmethod
     def ready(self, seats: Sequence[Any]) -> Sequence[WorkerSeat]:
-        """Wait until something comes back of some of these workers; return those of which it does."""
+        """Wait until one of these workers returns something; return the workers that did."""
 
     def expect_room(self, count: int) -> None:
-        """Raise FleetError where there is no room for so many workers more."""
+        """Raise FleetError if there is no room for this many additional workers."""
         del count
 
     def put(self, given: Any) -> Any:
-        """Put something where workers find it; return what they find it by."""
+        """Store an object for the workers, and return its key."""
         return given
 
     # -- what it is asked for ------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Pool(ABC):
         return found
 
     def replace(self, seat: Any) -> WorkerSeat:
-        """Put another worker in the place of one that died."""
+        """Replace a worker that died."""
         seat.end()
         own = self._seat(seat)
         own.begin(self._works)

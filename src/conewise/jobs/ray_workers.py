@@ -151,7 +151,7 @@ class Ray(Pool):
         return self._connected().put(given)
 
     def expect_room(self, count: int) -> None:
-        """Raise FleetError where a cluster has no room for so many workers: they would wait unseen."""
+        """Raise FleetError if a cluster has no room for this many workers; they would wait silently."""
         wanted = {"CPU": count * self._cpus, "GPU": count * self._gpus}
         until = time.monotonic() + PATIENCE
         while True:

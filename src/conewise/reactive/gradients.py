@@ -359,26 +359,25 @@ def gradients(graph: Graph, loss: Site, wrt: Site | Iterable[Site]) -> Gradients
         grads = gradients(graph, "loss", ["w", "h"])
         world.demand(grads["w"])
 
-    Each gradient node reads exactly what its op declares in `vjps`, so a change invalidates the
-    gradients that read something changed, and no others. Only paths between `wrt` and the loss are
-    differentiated; inputs that an op marks as not differentiable end a path. The gradient of h is
-    the site `d(loss)/d(h)`; where several readers contribute to it, it is the sum of sites
-    `d(loss)/d(h)@reader`. What an earlier call for the same loss has added is used again.
+    Each gradient node reads exactly the values that its op declares in `vjps`, so a change invalidates the
+    gradients that read a changed value, and no others. Only paths between `wrt` and the loss are
+    differentiated; inputs that an op marks as not differentiable end a path. The gradient of h is the site
+    `d(loss)/d(h)`; if several readers contribute to it, it is the sum of sites `d(loss)/d(h)@reader`. Nodes
+    that an earlier call for the same loss added are reused.
 
-    **The loss** is a single number. The seed `d(loss)/d(loss)` is a source of the value 1.0; for a
-    loss of another shape, `world.set(grads.seed, array)` makes the gradients those of the sum of
-    loss · array. A Python 1.0 takes on the dtype of what it meets, so float32 stays float32.
+    **The loss** is a single number. The seed `d(loss)/d(loss)` is a source of the value 1.0; for a loss of
+    another shape, `world.set(grads.seed, array)` makes the gradients those of the sum of loss · array. A
+    Python 1.0 takes the dtype of the other operand, so float32 stays float32.
 
-    **In a world with patches** the reverse pass is that of the graph's own rules, evaluated at the
-    world's values. So the gradients upstream of a site whose value, or rule, is patched are those
-    of the site's own rule, as if the patched value had come from it: an op whose gradient reads its
-    output reads the patch. A patched edge is seen by its one reader and not by the gradient nodes;
-    patch the edges into those as well where that is meant. To differentiate another rule,
-    redefine it in the graph.
+    **In a world with patches** the reverse pass is that of the graph's own rules, evaluated at the world's
+    values. So the gradients upstream of a site with a patched value or rule are those of the site's own rule,
+    as if it had produced the patched value: an op whose gradient reads its output reads the patch. Only the
+    reader of a patched edge sees the patch, and the gradient nodes do not; patch the edges into those as well
+    if needed. To differentiate another rule, redefine it in the graph.
 
-    **Later changes of structure**: gradients are built for the graph as it is. A graft or a
-    redefinition that would make one wrong is refused with a `GradientError`: call `remove()`, change
-    the graph, and call `gradients` again. Changes elsewhere are free.
+    **Later changes of structure**: gradients are built for the present graph. A graft or a redefinition that
+    would make one wrong raises a `GradientError`: call `remove()`, change the graph, and call `gradients`
+    again. Changes elsewhere are allowed.
     """
     given: object = graph
     if not isinstance(given, Graph):

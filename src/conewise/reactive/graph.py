@@ -31,7 +31,7 @@ from conewise.reactive.table import Rule, Table
 class BlockNode:
     """One node of a block. `inputs` are indices: -1 is the block's input, 0.. are earlier nodes.
 
-    A node without a rule is a source that the block brings along, `value` and all.
+    A node without a rule is a source that is included in the block with its value.
     """
 
     name: str

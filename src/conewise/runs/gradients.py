@@ -328,8 +328,8 @@ def _described(record: Record) -> str:
 class Gradients(Mapping[Place, Tensor]):
     """Gradients of one metric, by place: `gradients["z", 2]`, `gradients[cw.site("z", layer=2, head=1)]`.
 
-    Each has the natural axes of its place, less those that it selects by a number. `metric` is the metric's
-    name, `numbers` what it was, [prompt].
+    Each has the natural axes of its place, minus those that it selects by a number. `metric` is the metric's
+    name, `numbers` its values, [prompt].
     """
 
     def __init__(self, metric: str, numbers: Tensor, found: Mapping[Place, Tensor]) -> None:

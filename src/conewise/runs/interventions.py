@@ -41,25 +41,25 @@ WORDS = ("zero", "mean")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervention(Intervening):
-    """`part(place, base)` is what a world puts at `place` of the run `base`; `name` says what it is.
+    """An intervention: `part(place, base)` is the value that a world puts at `place` of the run `base`.
 
-    `described` is all that it depends on: equal ones mean the same intervention. With `is_function`, the part
-    is a function of what would have been there: in a world that patches several places, that need not be
-    what stands in the base. `runs` are those that it reads, and `model` makes those that it makes itself;
-    `begin`, where there is one, is called with the bits of the weights before a sweep reads parts.
+    `name` describes it, and `described` is everything that it depends on: equal ones mean the same
+    intervention. With `is_function`, the part is a function of the unpatched value: in a world that patches
+    several places, this can differ from the value in the base. `runs` are the runs that it reads, and `model`
+    computes the runs that it makes itself; `begin`, if there is one, is called with the bits of the weights
+    before a sweep reads parts.
 
-    `whole(site, base)`, where there is one, is the value of a whole site, of which parts are taken, many at
+    `whole(site, base)`, if there is one, is the value of a whole site, from which parts are taken, many at
     once. With `is_run` it is a run's own value, in which NaN is refused.
 
-    `value` is a tensor or a number that is put in every base alike, and `scale · shift` is added to what is
-    there: many of them are put in at once. Both have the shape of the last axes of the part.
+    `value` is a tensor or a number that is the same in every base, and `scale · shift` is added to the
+    present value: many of them are applied at once. Both have the shape of the last axes of the part.
 
-    `expect_kind(place, located)` raises for sites that it is not for, before anything runs, and
-    `expect_base(cells, base)` for places, those of each world, at which nothing meaningful can be put into
-    that base.
+    `expect_kind(place, located)` raises for unsuitable sites, before anything runs, and `expect_base(cells,
+    base)` raises for the places of each world at which nothing meaningful can be put into that base.
 
-    `written(parts_of, base, entry)` is what writers put into the residual stream instead of their own parts,
-    where edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model],
+    `written(parts_of, base, entry)` is the value that writers put into the residual stream instead of their
+    own parts, if edges are patched: `parts_of(run)` are the parts of a run, [writer, batch, pos, d_model],
     and `entry` is a value of the stream that they are in.
     """
 
@@ -81,7 +81,7 @@ class Intervention(Intervening):
     by_layer: Mapping[int, Intervention] | None = None
 
     def expect_model(self, model: Captured) -> None:
-        """Raise OtherModelError where it reads runs of another model."""
+        """Raise OtherModelError if it reads runs of another model."""
         for own in (*([] if self.model is None else [self.model]), *(run.model for run in self.runs)):
             model.expect_own(f"the source, {self.name}, is one", own)
 

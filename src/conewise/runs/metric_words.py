@@ -61,9 +61,9 @@ def logit_diff(
     given as a set, `{5, 7}`, or as a list for each prompt, `[[5, 7], [3]]`. Their logits are averaged; with
     `over="logsumexp"` they are combined into the logit of any of them.
 
-    The last position is the last one that is not padding, by the attention mask. `pos` gives another one, for
-    all prompts or one for each. It counts columns of the batch from 0, padding included; −1 is each prompt's
-    last position. If attention is not causal, `pos` has to be given.
+    The last position is the last position that is not padding, by the attention mask. `pos` gives another
+    position, for all prompts or one for each. It counts columns of the batch from 0, padding included; −1 is
+    each prompt's last position. If attention is not causal, `pos` is required.
     """
     return _of_tokens("logit_diff", (answer, wrong), name, pos, over)
 

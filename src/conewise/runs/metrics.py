@@ -37,30 +37,30 @@ T = TypeVar("T")
 class Metric:
     """A number for each prompt of each world.
 
-    `compute` takes the output `output` as [world, prompt, ...] (only one position of each prompt, as
-    [world, prompt, vocabulary], where `last` is true) and returns [world, prompt]. With `whole`, it takes
+    `compute` takes the output `output` as [world, prompt, ...] and returns [world, prompt]. If `last` is
+    true, it takes only one position of each prompt, as [world, prompt, vocabulary]. With `whole`, it takes
     instead all outputs of one world, in the module's own structure, and returns [prompt] or one number.
 
-    That position is `pos`, one for all prompts or one for each, or the last one that the attention mask shows
-    where `pos` is None. `at_run` finds it in a run, as the number of positions `behind` it. A metric that
-    reads all positions is `shown(mask)` where some are padding. Where it reads none in front of the last
-    `rows` of them, it is `ending(count)` for logits of so many last positions alone.
+    That position is `pos`, one for all prompts or one for each, or the last position that the attention mask
+    shows if `pos` is None. `at_run` finds it in a run, as the number of positions `behind` it. A metric that
+    reads all positions is `shown(mask)` if some are padding. If it reads no position before the last `rows`,
+    it is `ending(count)` for logits of only that many last positions.
 
     A metric that reads only the logits of a few `tokens` lists them, and `among(columns)` is the same metric
     for logits reduced to these tokens, `columns[token]` being a token's column. `linear` has the (token,
     coefficient) pairs of a metric that is a sum of logits, one row for all prompts or one for each; it is
-    empty for others. `copies` is the number of copies that it makes of what it reads, for the plan's memory.
+    empty for others. `copies` is the number of copies that it makes of its inputs, for the plan's memory.
+
     `prompts` is the number of prompts for which it has answers, targets or a reference; None if it takes any
-    number. Where it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by
-    number, in that order. `reference` is what a run that it compares with was computed with.
+    number. If it is a number, `of_prompts(numbers)` is the same metric for some of these prompts, by number,
+    in that order. `reference` holds the weights and the graph of a run that it compares with.
 
     A metric given in texts is incomplete until it has a tokenizer: `of_text(tokenizer)` is the metric.
-
     `ends_in`: the tokens with which prompts have to end, one row for all or one for each.
 
     A metric with `reads` reads these sites: `compute` takes the value of each, as [world, prompt, ...]. With
     `whole`, it takes instead all outputs of one world, followed by the values, as [prompt, ...]. `found` has
-    the sites as located in a model. The metric may be a vector: then `vector` gives its axes after [world,
+    the sites as located in a model. The metric can be a vector: then `vector` gives its axes after [world,
     prompt], from the lengths of the sites.
     """
 
@@ -90,7 +90,7 @@ class Metric:
 
     @property
     def is_of_output(self) -> bool:
-        """True if it is of one output, and of no site."""
+        """True if it reads one output, and no site."""
         return not self.reads and not self.whole
 
     def __repr__(self) -> str:

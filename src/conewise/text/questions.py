@@ -492,7 +492,7 @@ class Question(Runnable[Answer]):
         )
 
     def forward_seconds(self, times: Samples) -> float:
-        """Return the seconds of one full forward of all prompts by the module itself: the mean of so many."""
+        """Return the mean seconds of one full forward of all prompts by the module itself."""
         return fmean(self._forward_times(times))
 
     def _forward_times(self, times: int) -> list[float]:
