@@ -174,7 +174,7 @@ class FaithfulnessCurve:
             [f"{one:.4g}" if isinstance(one, float) else str(one) for one in row] for row in frame.to_numpy()
         )
         below = table(cells, list(frame.columns), numbers=range(1, len(frame.columns)))
-        page = self.plot().to_html(include_plotlyjs=True, full_html=True)
+        page = self.plot().to_html(include_plotlyjs=True, full_html=True, default_height="34rem")
         return write_document(as_path(path), page.replace("</body>", str(below) + "</body>"), CircuitError)
 
     def __repr__(self) -> str:

@@ -50,8 +50,8 @@ def steer(
 ) -> None:
     r"""Steer what the model writes: every layer with every strength, weighed against the fluency it costs.
 
-    The vector of a layer is the mean of its stream at the last position of the --toward texts, less that of
-    the --away texts. Each world adds it at one layer with one strength, and the model goes on from every
+    The vector of a layer is the mean of its stream at the last position of the --toward texts, minus that of
+    the --away texts. Each world adds it at one layer with one strength, and the model continues every
     prompt. The score of a text is how often it holds the --count words; its perplexity under the unpatched
     model says what that cost.
 
@@ -62,7 +62,7 @@ def steer(
         --prompt 'When Mary and John went to the store, John gave a drink to'
 
     Options:
-        --prompt TEXT: A prompt that is gone on from. Repeat it for several.
+        --prompt TEXT: A prompt to continue. Repeat it for several.
         --toward TEXT: A text to steer towards. Repeat it for several.
         --away TEXT: A text to steer away from. Repeat it for several.
         --count WORD: A word that scores. Repeat it for several.

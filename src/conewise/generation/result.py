@@ -562,7 +562,7 @@ class SteeringStudy:
         effect, lost = self.effect, self.lost
         return [
             lead(self.finding()),
-            self._picture("score, patched less unpatched", effect),
+            self._picture("score, patched minus unpatched", effect),
             self._picture("log2 of the perplexity, patched over unpatched", lost.log2()),
             note(
                 f"Perplexity of what was written, under the unpatched model; up to {self.most_perplexity:g}× "
