@@ -293,9 +293,10 @@ def _spread(part: Any, number: int) -> Spread:
         is_alike = axis in axes and len(named) == sizes[axes.index(axis)]
         _expect(is_alike, f"{where} has {len(named)} labels along {axis!r}")
     cells = tuple([_cell(cell, number, f"{where}.cells[{at}]") for at, cell in enumerate(own)])
+    found = replace(found, cells=cells)
     is_alike = not found.ends or len(found.pairs()) == count
     _expect(is_alike, f"{where} has {count} cells, and {len(found.ends)} in pairs")
-    return replace(found, cells=cells)
+    return found
 
 
 def _cell(cell: Any, number: int, where: str) -> Cell:
