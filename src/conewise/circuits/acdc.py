@@ -234,9 +234,9 @@ class SearchPlan:
     less, the more it removes; worlds that are guessed in vain come on top. `stages` has how many edges and
     node evaluations there are in each stage, in the order of visits.
 
-    `peak_bytes` are the most that worlds hold at once, with what is held for all of them: of a search that
-    keeps nearly all edges, to 2 %; the more edges are removed, the less is computed, and held. A change too
-    close to the threshold to tell is computed once more, in one world beside them.
+    `peak_bytes` is the memory that worlds are planned to hold at once, with what is held for all of them. A
+    search that keeps nearly all edges takes this to 2 %, one that removes many takes less. A change too close
+    to the threshold to tell is computed once more, in a world beside the others, which can take 6 % more.
     """
 
     edges: int
